@@ -1,19 +1,18 @@
-"""A digit out of each of many keyed documents: many clones, and an answer that can be graded cell by cell.
+"""Look up one digit in each of many keyed documents: many clones, and an answer that can be graded cell by cell.
 
-The prompt `?AcBqCa` asks for field `c` of document A, `q` of B and `a` of C. The answer numbers their digits by
-letters, `a4b0c7`, which is how replies reach a parent in the terse protocol, so that joining is copying. A document is
-a list of fields, each a letter and a digit, in an order of its own: `k3c4q0`. The clone for a cell is told the field,
-`c`, and is handed the document; it writes what it finds there, `c4`, and replies 4.
+The prompt `?AcBqCa` asks for field `c` of document A, `q` of B and `a` of C. A document is a list of fields, each a
+letter and a digit, in random order: `k3c4q0`. The clone of a cell gets the document and the field, `c`. It writes the
+entry, `c4`, and replies 4. The answer labels the digits with letters, `a4b0c7`. The terse protocol labels replies in
+the same way, so that the root only copies them.
 
-`!AcBqCa` asks for the digit of the *next* field each. Its clones are told the same; they write `c4q0` and reply 0.
-Whoever has seen both kinds of questions answered knows what a clone may be meant to do, not which: a convention that
-only the return can settle. With `asks: by_letter` there is one for each letter: `?AcBqCa` then means the field's own
-digit where its letter is the first, third, fifth, ... of the alphabet, and the next one's elsewhere. No letter tells of
-another, so that each is learned from its own clones alone.
+`!AcBqCa` asks for the digit of the *next* field. Its clones get the same objectives, write `c4q0` and reply 0. A policy
+that was trained on both kinds of questions cannot tell which one a clone is meant to answer. It is a convention that
+only the return can settle. With `asks: by_letter` each letter has a convention: `?AcBqCa` asks for the digit of the
+field itself if its letter is the first, third, fifth, ... of the alphabet, and for the next field's digit otherwise. No
+letter tells about another, so the policy must learn each letter from the clones that were asked for it.
 
-Nothing joins the cells but their places in the answer. With the grader `cells` the return is a sum over clones, where
-counterfactual and per-part credit have most to win; with `coupling: all` it is their conjunction, where they have
-nothing to win.
+The cells are independent. With the grader `cells` the return is a sum over clones, for which counterfactual and
+per-part credit help most. With `coupling: all` it is their conjunction, for which they cannot help.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     check_span,
+    documents_in_sight,
+    documents_read,
     draw_int,
     format_label,
     is_root,
@@ -45,7 +46,8 @@ from selfcest_env.tasks.source import (
 from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Task
 from selfcest_env.views import Observation
 
-KEYS, FIELDS = string.ascii_uppercase, string.ascii_lowercase
+KEYS = string.ascii_uppercase
+FIELDS = string.ascii_lowercase
 _MARKS = {"own": "?", "next": "!", "by_letter": "?"}
 _QUESTION = re.compile(r"([?!])((?:[A-Z][a-z])+)")
 _ENTRIES = re.compile(r"(?:[a-z][0-9])+")
@@ -56,11 +58,10 @@ class KeyedCells(Checked):
     """Source of questions for one digit of each of several documents.
 
     Attributes:
-        min_cells, max_cells: documents, each asked for one field.
-        min_fields, max_fields: of one document.
-        asks: `own`, for the digits of the fields that are named, `next`, for those of the fields after them, or
-            `by_letter`. A clone cannot tell, so show each as a family of its own, with its expert, and not as one
-            mixture.
+        min_cells, max_cells: number of documents. Each is asked for one field.
+        min_fields, max_fields: number of fields of a document.
+        asks: `own` for the digits of the named fields, `next` for those of the fields after them, or `by_letter`. A
+            clone cannot tell them apart, so each needs its own family with its own expert, and no mixture.
     """
 
     name: ClassVar[str] = "keyed_cells"
@@ -79,7 +80,9 @@ class KeyedCells(Checked):
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_cells, self.max_cells)
         keys = [KEYS[i] for i in rng.permutation(len(KEYS))[:count]]
-        question, answer, context = _MARKS[self.asks], "", dict[str, str]()
+        question = _MARKS[self.asks]
+        answer = ""
+        context: dict[str, str] = {}
         for key in keys:
             length = draw_int(rng, self.min_fields, self.max_fields)
             fields = [FIELDS[i] for i in rng.permutation(len(FIELDS))[:length]]
@@ -87,53 +90,66 @@ class KeyedCells(Checked):
             asked = draw_int(rng, 0, length - (1 if self.asks == "own" else 2))
             context[key] = "".join(f"{field}{digit}" for field, digit in zip(fields, digits, strict=True))
             question += key + fields[asked]
-            answer += format_label(len(answer) // 2, TERSE) + str(digits[asked + self._further(fields[asked])])
+            digit = digits[asked + self._offset(fields[asked])]
+            answer += format_label(len(answer) // 2, TERSE) + str(digit)
         listed = {key: context[key] for key in sorted(context)}
         return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
 
     def understands(self, observation: Observation) -> bool:
-        return self._asked(observation) is not None
+        return self._read_cells(observation) is not None
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        asked, documents = self._asked(observation), dict(observation.brief.documents)
-        if asked is None:
+        cells = self._read_cells(observation)
+        if cells is None:
             return GIVE_UP
         if call := last_replies(observation):
-            return Proposal(Answer(_labelled([str(read_digit(reply)) for reply in call[1]])))
-        missing = tuple(key for key, _ in asked if key not in documents)
-        delegate = is_root(observation) and may_delegate(observation, len(asked))
-        if delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):
-            return Proposal(Delegate(tuple(CloneRequest(field, (key,)) for key, field in asked)))
-        brought = {key: text for past in observation.exchanges for key, text in (past.documents or {}).items()}
-        if missing and not brought:
+            return Proposal(Answer(_label_digits([str(read_digit(reply)) for reply in call[1]])))
+        given_documents = observation.brief.documents
+        missing = tuple(key for key, _ in cells if key not in given_documents)
+        can_delegate = is_root(observation) and may_delegate(observation, len(cells))
+        if can_delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):
+            return Proposal(Delegate(tuple(CloneRequest(field, (key,)) for key, field in cells)))
+        if missing and not documents_read(observation):
             return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
-        found = [_found((documents | brought).get(key, ""), field, self._further(field)) for key, field in asked]
-        if not all(found):
+        documents = documents_in_sight(observation)
+        entries = [_look_up(documents.get(key, ""), field, self._offset(field)) for key, field in cells]
+        if not all(entries):
             return GIVE_UP
-        digits = [entries[-1] for entries in found]
-        return Proposal(Answer(_labelled(digits))) if is_root(observation) else Proposal(Answer(digits[0]), found[0])
+        digits = [entry[-1] for entry in entries]
+        if is_root(observation):
+            return Proposal(Answer(_label_digits(digits)))
+        return Proposal(Answer(digits[0]), entries[0])
 
-    def _further(self, field: str) -> int:
-        """How many fields after the named one stands the digit that is asked for."""
+    def _offset(self, field: str) -> int:
+        """Return the distance in fields from the named field to the field whose digit is asked for."""
         return {"own": 0, "next": 1, "by_letter": FIELDS.index(field) % 2}[self.asks]
 
-    def _asked(self, observation: Observation) -> list[tuple[str, str]] | None:
-        """Document and field of each cell, of a question of this kind; of a clone those of its one cell, of either."""
-        text, documents = observation.brief.text, dict(observation.brief.documents)
+    def _read_cells(self, observation: Observation) -> list[tuple[str, str]] | None:
+        """Return the document key and the field of each cell; `None` for questions of another kind.
+
+        A clone has one cell. Its objective does not tell the kinds apart.
+        """
+        text = observation.brief.text
+        documents = observation.brief.documents
         if not is_root(observation) and len(text) == 1 and text in FIELDS and len(documents) == 1:
             return [(key, text) for key in documents]
-        found = _QUESTION.fullmatch(text)
-        if found is None or found[1] != _MARKS[self.asks]:
+        match = _QUESTION.fullmatch(text)
+        if match is None or match[1] != _MARKS[self.asks]:
             return None
-        return [(pair[0], pair[1]) for pair in re.findall("[A-Z][a-z]", found[2])]
+        return [(pair[0], pair[1]) for pair in re.findall("[A-Z][a-z]", match[2])]
 
 
-def _labelled(digits: Sequence[str]) -> str:
-    return "".join(format_label(place, TERSE) + digit for place, digit in enumerate(digits))
+def _label_digits(digits: Sequence[str]) -> str:
+    return "".join(format_label(index, TERSE) + digit for index, digit in enumerate(digits))
 
 
-def _found(entries: str, field: str, further: int) -> str:
-    """A field with its digit and so many fields after it; empty if there are none, or if these are no entries."""
-    place = entries[::2].find(field) if _ENTRIES.fullmatch(entries) else -1
-    found = entries[2 * place : 2 * (place + 1 + further)] if place >= 0 else ""
-    return found if len(found) == 2 * (1 + further) else ""
+def _look_up(document: str, field: str, offset: int) -> str:
+    """Return the entries from a field to the one `offset` fields later; empty if the document lacks one of them."""
+    if not _ENTRIES.fullmatch(document):
+        return ""
+    index = document[::2].find(field)
+    if index < 0:
+        return ""
+    num_entries = 1 + offset
+    entries = document[2 * index : 2 * (index + num_entries)]
+    return entries if len(entries) == 2 * num_entries else ""

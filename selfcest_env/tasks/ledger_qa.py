@@ -1,11 +1,13 @@
-"""Questions over keyed documents, of which only a few matter: delegating by key buys total tokens.
+"""Questions over keyed documents of which only a few matter, so that delegation by key saves total tokens.
 
-`sum`: the prompt `?BFK` names documents; the answer is the last digit of the sum of all their digits. `chain`: each
-document starts with the key of the next; `?B>3` means start at B and visit 3 documents in all, then add up likewise.
+In the mode `sum`, the prompt `?BFK` names documents, and the answer is the last digit of the sum of all their digits.
+In the mode `chain`, each document starts with the key of the next one. The prompt `?B>3` means: start at B, visit 3
+documents in all, and add up their digits in the same way.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     add_up_replies,
+    documents_in_sight,
     draw_int,
     is_root,
     last_replies,
@@ -36,14 +39,19 @@ from selfcest_env.tasks.source import (
 from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Scalar, Task
 from selfcest_env.views import Observation
 
-SUM, CHAIN = "sum", "chain"
+SUM = "sum"
+CHAIN = "chain"
 
 
 class LedgerQuery(NamedTuple):
-    """What is asked. A clone's query has no keys: it is about the documents it was given.
+    """A question.
 
-    Tersely a clone that adds up is asked for part `[1]`, `[2]`, ...: the number keeps the place in the question for the
-    root, which without it repeats or skips keys. Then `visits` is that number.
+    Attributes:
+        mode: `SUM` or `CHAIN`.
+        keys: the documents that the question names; empty for a clone, which is asked about the documents it was given.
+        visits: number of documents to visit. In the terse question to a clone, `[1]`, `[2]`, ..., it is the number of
+            the part. Without this number, a small model as the root repeats or skips keys.
+        phrasing: "terse" or "plain".
     """
 
     mode: str
@@ -57,8 +65,8 @@ class LedgerQuery(NamedTuple):
                 return f"[{self.visits}]" if self.mode == SUM else ">"
             return "?" + "".join(self.keys) + (f">{self.visits}" if self.mode == CHAIN else "")
         if self.mode == SUM:
-            whose = f"the ledgers {', '.join(self.keys)}" if self.keys else "your ledger"
-            return f"Add up all entries of {whose}. Answer with the last digit of the sum."
+            ledgers = f"the ledgers {', '.join(self.keys)}" if self.keys else "your ledger"
+            return f"Add up all entries of {ledgers}. Answer with the last digit of the sum."
         if not self.keys:
             return (
                 "Add up all entries of your ledger. Answer with the key of its next ledger and then the last digit of "
@@ -75,15 +83,15 @@ _TERSE_SUM = re.compile(r"\?([A-Za-z]+)")
 _TERSE_CHAIN = re.compile(r"\?([A-Za-z])>([0-9]{1,2})")
 _PLAIN_SUM = re.compile(r"Add up all entries of the ledgers ([A-Za-z](?:, [A-Za-z])*)\. .*", re.S)
 _PLAIN_CHAIN = re.compile(r"Start at ledger ([A-Za-z]) .* visited ([0-9]{1,2}) ledgers in all\. .*", re.S)
-_OWN = [LedgerQuery(mode, (), 1, phrasing) for mode in (SUM, CHAIN) for phrasing in PHRASINGS]
+_CLONE_QUERIES = [LedgerQuery(mode, (), 1, phrasing) for mode, phrasing in itertools.product((SUM, CHAIN), PHRASINGS)]
 
 
 def parse(text: str) -> LedgerQuery | None:
-    """The query a text asks, in any mode and phrasing; `None` if it asks something else."""
+    """Return the query of a text, in any mode and phrasing, or `None` if the text is no such query."""
     text = text.strip()
     if match := _TERSE_PART.fullmatch(text):
         return LedgerQuery(SUM, (), int(match.group(1)), TERSE)
-    for query in _OWN:
+    for query in _CLONE_QUERIES:
         if text == query.write():
             return query
     for pattern, phrasing in ((_TERSE_CHAIN, TERSE), (_PLAIN_CHAIN, PLAIN)):
@@ -98,7 +106,7 @@ def parse(text: str) -> LedgerQuery | None:
 
 
 class LedgerDocument(NamedTuple):
-    """A document: its digits, and in a chain the key of the next document."""
+    """A document: its digits, and in the mode `chain` the key of the next document."""
 
     digits: tuple[int, ...]
     next_key: str = ""
@@ -115,7 +123,7 @@ _PLAIN_LEDGER = re.compile(r"(?:Next ledger: ([A-Za-z])\. )?Entries: ([0-9](?:, 
 
 
 def read_ledger(text: str) -> LedgerDocument:
-    """A document in either phrasing; an unreadable one is empty."""
+    """Read a document in either phrasing. An unreadable document has no digits."""
     if match := _TERSE_LEDGER.fullmatch(text.strip()):
         return LedgerDocument(tuple(map(int, match.group(2))), match.group(1))
     if match := _PLAIN_LEDGER.fullmatch(text.strip()):
@@ -131,11 +139,12 @@ class LedgerQA(Checked):
     """Source of questions over keyed documents.
 
     Attributes:
-        mode: "sum", whose parts are independent, or "chain", which is serial.
-        min_documents, max_documents: documents of one task; of two sets with disjoint counts none shares a task.
-        min_named, max_named: documents that a sum names, never more than there are.
-        min_hops, max_hops: documents that a chain visits, likewise.
-        min_length, max_length: digits of one document.
+        mode: "sum", whose parts are independent, or "chain", whose parts are serial.
+        min_documents, max_documents: number of documents of a task. Two sources whose ranges are disjoint share no
+            task.
+        min_named, max_named: number of documents that a sum names, at most all documents of the task.
+        min_hops, max_hops: number of documents that a chain visits, at most all documents of the task.
+        min_length, max_length: number of digits of a document.
         phrasing: "terse" for the embedded model, "plain" English for language models.
     """
 
@@ -153,17 +162,17 @@ class LedgerQA(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what in ("documents", "named", "hops", "length"):
-            check_order(self, f"min_{what}", f"max_{what}")
-        visits = "named" if self.mode == SUM else "hops"
-        check_order(self, f"min_{visits}", "min_documents")  # else the smallest task would have too few documents
+        for quantity in ("documents", "named", "hops", "length"):
+            check_order(self, f"min_{quantity}", f"max_{quantity}")
+        # Otherwise the smallest task would have too few documents.
+        check_order(self, "min_named" if self.mode == SUM else "min_hops", "min_documents")
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_documents, self.max_documents)
         low, high = (self.min_named, self.max_named) if self.mode == SUM else (self.min_hops, self.max_hops)
         visits = draw_int(rng, low, min(high, count))
         keys = [KEYS[int(i)] for i in rng.permutation(len(KEYS))[:count]]
-        # One cycle through all documents: every chain visits distinct ones, and no document stands out.
+        # One cycle leads through all documents. So every chain visits distinct documents, and none can be told apart.
         tour = [keys[int(i)] for i in rng.permutation(count)]
         following = dict(zip(tour, tour[1:] + tour[:1], strict=True)) if self.mode == CHAIN else {}
         ledgers = {key: LedgerDocument(self._digits(rng), following.get(key, "")) for key in keys}
@@ -185,48 +194,45 @@ class LedgerQA(Checked):
         query = parse(observation.brief.text)
         if query is None:
             return GIVE_UP
-        seen = _seen(observation)
+        ledgers = {key: read_ledger(text) for key, text in documents_in_sight(observation).items()}
         if not query.keys:
-            return _own(query, seen)
-        return (
-            _propose_sum(query, seen, observation, style)
-            if query.mode == SUM
-            else _propose_chain(query, seen, observation, style)
-        )
+            return _answer_clone_query(query, ledgers)
+        if query.mode == SUM:
+            return _propose_sum(query, ledgers, observation, style)
+        return _propose_chain(query, ledgers, observation, style)
 
 
-def _seen(observation: Observation) -> dict[str, LedgerDocument]:
-    """Every document whose text the agent has seen."""
-    texts: dict[str, str] = dict(observation.brief.documents)
-    for exchange in observation.exchanges:
-        texts.update(exchange.documents or {})
-    return {key: read_ledger(text) for key, text in texts.items()}
-
-
-def _own(query: LedgerQuery, seen: Mapping[str, LedgerDocument]) -> Proposal:
-    """A clone with its document before it: digit and running total, then what was asked."""
-    digits = [digit for ledger in seen.values() for digit in ledger.digits]
+def _answer_clone_query(query: LedgerQuery, ledgers: Mapping[str, LedgerDocument]) -> Proposal:
+    """Add up the clone's documents, with every digit and running total in the thought."""
+    digits: list[int] = []
+    for ledger in ledgers.values():
+        digits += ledger.digits
     if not digits:
         return GIVE_UP
     thought, total = running_sum([("", digit) for digit in digits], query.phrasing)
-    next_key = list(seen.values())[-1].next_key if query.mode == CHAIN else ""
+    next_key = list(ledgers.values())[-1].next_key if query.mode == CHAIN else ""
     return Proposal(Answer(f"{next_key}{total}"), thought)
 
 
-def _add_up(keys: Sequence[str], seen: Mapping[str, LedgerDocument], phrasing: str) -> Proposal:
-    """Key, then digit and running total over all documents; tersely `[1]B0` `33` `58` `[2]F8` `19` ...
+def _add_up(keys: Sequence[str], ledgers: Mapping[str, LedgerDocument], phrasing: str) -> Proposal:
+    """Add up documents, with the key of each, its digits and the running totals in the thought.
 
-    In the terse form a document's number says which key of the question comes next, and the restated total keeps the
-    distance from one total to the next the same across documents; the next key of a chain stands among the digits and
-    counts as nothing. Without the two a model of 0.2 M parameters did not learn to add up over documents.
+    The terse thought is `[1]B0` `33` `58` `[2]F8` `19` ... The number of a document says which key of the question
+    comes next. The total is restated after the key, so that the distance between two totals is the same everywhere. For
+    the same reason the next key of a chain is written like a digit that adds 0. Without the number and the restated
+    total, a model of 0.2 M parameters did not learn to add up over documents.
     """
     if phrasing != TERSE:
-        items = [(key if i == 0 else "", digit) for key in keys for i, digit in enumerate(seen[key].digits)]
+        items: list[tuple[str, int]] = []
+        for key in keys:
+            labels = (key if index == 0 else "" for index in range(len(ledgers[key].digits)))
+            items += zip(labels, ledgers[key].digits, strict=True)
         thought, total = running_sum(items, phrasing)
         return Proposal(Answer(str(total)), thought)
-    thought, total = "", 0
+    thought = ""
+    total = 0
     for number, key in enumerate(keys, 1):
-        ledger = seen[key]
+        ledger = ledgers[key]
         thought += f"[{number}]{key}{total}" + (f"{ledger.next_key}{total}" if ledger.next_key else "")
         for digit in ledger.digits:
             total = (total + digit) % 10
@@ -235,79 +241,87 @@ def _add_up(keys: Sequence[str], seen: Mapping[str, LedgerDocument], phrasing: s
 
 
 def _propose_sum(
-    query: LedgerQuery, seen: Mapping[str, LedgerDocument], observation: Observation, style: Style
+    query: LedgerQuery, ledgers: Mapping[str, LedgerDocument], observation: Observation, style: Style
 ) -> Proposal:
     if call := last_replies(observation):
         return add_up_replies([read_digit(reply) for reply in call[1]], query.phrasing)
-    missing = tuple(key for key in query.keys if key not in seen)
+    missing = tuple(key for key in query.keys if key not in ledgers)
     if not missing and not (style is Style.DELEGATE and may_delegate(observation, len(query.keys))):
-        return _add_up(query.keys, seen, query.phrasing)
-    parts = [query._replace(keys=(), visits=number) for number in range(1, len(query.keys) + 1)]
-    ask = Proposal(
-        Delegate(tuple(CloneRequest(part.write(), (key,)) for part, key in zip(parts, query.keys, strict=True)))
-    )
-    return _get(ask, Proposal(Read(missing)), len(query.keys), observation, style)
+        return _add_up(query.keys, ledgers, query.phrasing)
+    requests: list[CloneRequest] = []
+    for number, key in enumerate(query.keys, 1):
+        part = query._replace(keys=(), visits=number)
+        requests.append(CloneRequest(part.write(), (key,)))
+    delegation = Proposal(Delegate(tuple(requests)))
+    return _get_documents(delegation, Proposal(Read(missing)), len(query.keys), observation, style)
 
 
 def _propose_chain(
-    query: LedgerQuery, seen: Mapping[str, LedgerDocument], observation: Observation, style: Style
+    query: LedgerQuery, ledgers: Mapping[str, LedgerDocument], observation: Observation, style: Style
 ) -> Proposal:
-    key, values = query.keys[0], list[int]()
+    key = query.keys[0]
+    values: list[int] = []
     for exchange in observation.exchanges:
         for reply in exchange.replies:
-            link = _link(reply)
+            link = _read_link(reply)
             if link is None:
-                # Without the next key the chain cannot be followed by calls; documents may still be read.
-                return _follow(query, seen, observation, Style.READ)
+                # Without the next key, calls cannot follow the chain. The documents may still be read.
+                return _follow_chain(query, ledgers, observation, Style.READ)
             key = link[0]
             values.append(link[1])
     if values and len(values) >= query.visits:
-        return _combine_chain(values, query.phrasing)
+        return _add_up_hops(values, query.phrasing)
     if style is Style.DELEGATE and may_delegate(observation):
-        own = query._replace(keys=()).write()
-        return Proposal(Delegate((CloneRequest(own, (key,)),)), _hop(len(values), query.phrasing))
-    return _follow(query, seen, observation, style)
+        clone_query = query._replace(keys=()).write()
+        return Proposal(Delegate((CloneRequest(clone_query, (key,)),)), _label_hop(len(values), query.phrasing))
+    return _follow_chain(query, ledgers, observation, style)
 
 
-def _follow(query: LedgerQuery, seen: Mapping[str, LedgerDocument], observation: Observation, style: Style) -> Proposal:
-    """Walk the documents that are in sight; ask for the first that is not."""
-    visited, key = list[str](), query.keys[0]
+def _follow_chain(
+    query: LedgerQuery, ledgers: Mapping[str, LedgerDocument], observation: Observation, style: Style
+) -> Proposal:
+    """Follow the chain through the documents in sight, and get the first document that is not in sight."""
+    visited: list[str] = []
+    key = query.keys[0]
     while len(visited) < query.visits:
-        if not key:  # the chain breaks off: this document names no next one
+        # A document without a next key breaks the chain.
+        if not key:
             return GIVE_UP
-        if key not in seen:
-            ask = Proposal(Delegate((CloneRequest(query._replace(keys=()).write(), (key,)),)))
-            read = Proposal(Read((key,)), _hop(len(visited), query.phrasing))
-            return _get(ask, read, 1, observation, Style.READ if visited else style)
+        if key not in ledgers:
+            call = Proposal(Delegate((CloneRequest(query._replace(keys=()).write(), (key,)),)))
+            read = Proposal(Read((key,)), _label_hop(len(visited), query.phrasing))
+            return _get_documents(call, read, 1, observation, Style.READ if visited else style)
         visited.append(key)
-        key = seen[key].next_key
-    return _add_up(visited, seen, query.phrasing)
+        key = ledgers[key].next_key
+    return _add_up(visited, ledgers, query.phrasing)
 
 
-def _hop(done: int, phrasing: str) -> str:
-    """The number of the hop that a turn begins, so that later turns can refer to it."""
-    return f"[{done + 1}]" if phrasing == TERSE else ""
+def _label_hop(num_done: int, phrasing: str) -> str:
+    """Return the number of the hop that this turn begins, to which later turns refer."""
+    return f"[{num_done + 1}]" if phrasing == TERSE else ""
 
 
-def _combine_chain(values: Sequence[int], phrasing: str) -> Proposal:
-    """Add up what the hops brought: number, value, running total."""
+def _add_up_hops(values: Sequence[int], phrasing: str) -> Proposal:
+    """Add up the digits of all hops, with the number of each hop and the running totals in the thought."""
     if phrasing != TERSE:
         return add_up_replies(values, phrasing)
     thought, total = running_sum([(f"[{i}]", value) for i, value in enumerate(values, 1)], phrasing)
     return Proposal(Answer(str(total)), thought)
 
 
-def _get(ask: Proposal, read: Proposal, num_clones: int, observation: Observation, style: Style) -> Proposal:
-    """Documents that are out of sight: by a clone or by reading, in the style's order, if there is any way at all."""
-    ways = [(may_read(observation), read), (may_delegate(observation, num_clones) and is_root(observation), ask)]
+def _get_documents(call: Proposal, read: Proposal, num_clones: int, observation: Observation, style: Style) -> Proposal:
+    """Return the call or the read, whichever is possible and preferred by the style, or give up if neither is."""
+    can_delegate = may_delegate(observation, num_clones) and is_root(observation)
+    options = [(may_read(observation), read), (can_delegate, call)]
     if style is Style.DELEGATE:
-        ways.reverse()
-    return next((way for possible, way in ways if possible), GIVE_UP)
+        options.reverse()
+    return next((proposal for is_possible, proposal in options if is_possible), GIVE_UP)
 
 
 _LINK = re.compile(r"([A-Za-z])([0-9])")
 
 
-def _link(reply: Reply) -> tuple[str, int] | None:
+def _read_link(reply: Reply) -> tuple[str, int] | None:
+    """Return the next key and the digit of a clone's reply, such as `K9`; `None` for any other reply."""
     match = _LINK.fullmatch((reply.text or "").strip())
     return (match.group(1), int(match.group(2))) if match else None

@@ -1,15 +1,16 @@
-"""Sums over long keyed ledgers: the work grows with the entries, and each ledger can be worked through apart.
+"""Sums over long keyed ledgers. The work grows with the entries, and clones can add up the ledgers separately.
 
-The prompt `?[1]C[2]E` names ledgers; the answer is the last digit of the sum of all their entries. A ledger is a list
-of fields, each a letter and a digit: `k3a7q0`. The letters are shuffled for every task and the same in all its ledgers,
-so that there is something to copy by, and a ledger can be told from another by its key alone. `?[1]C[2]E%5` asks modulo
-5. The numbers say which ledger comes next: after a key alone the list of the documents that there are, in which every
-key stands as well, goes on in another way than the question, and small models then learn neither.
+The prompt `?[1]C[2]E` names ledgers, and the answer is the last digit of the sum of all their entries. `?[1]C[2]E%5`
+asks for the sum modulo 5. An entry is a letter and a digit: `k3a7q0` has three entries. The letters are shuffled for
+every task and are the same in all its ledgers. So a model can copy by letter, and only the key tells ledgers apart.
 
-For chat models the same in words: the question in English, a ledger as `cups 3, lamps 7`.
+The numbers say which ledger comes next. The list of available documents contains every key too, in another order than
+the question. Small models cannot learn both orders if the context is a key without a number.
 
-The total of named entries is bounded, not the length of each ledger: under a bound on each, the number in a clone's
-objective, `[4]`, would tell how long its ledger can be, and a longer one would be new to it.
+For chat models the question is in English, and a ledger is `cups 3, lamps 7`.
+
+`max_entries` bounds the total of the named entries instead of each ledger. If each ledger were bounded, the number of a
+clone's objective, `[4]`, would reveal how long its ledger can be, and longer ledgers would be out of distribution.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from selfcest_env.tasks.source import (
     check_choice,
     check_int,
     check_span,
+    documents_read,
     draw_int,
     format_label,
     is_root,
@@ -47,20 +49,26 @@ from selfcest_env.tasks.source import (
 from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Task
 from selfcest_env.views import Observation
 
-KEYS, FIELDS = string.ascii_uppercase, string.ascii_lowercase
+KEYS = string.ascii_uppercase
+FIELDS = string.ascii_lowercase
 WORDS = (
     *("apples", "bags", "balls", "beds", "books", "boxes", "cups", "desks", "doors", "eggs", "fans", "forks", "hats"),
     *("jars", "keys", "lamps", "maps", "nails", "pens", "pots", "rings", "rugs", "shoes", "spoons", "tables", "tents"),
 )
-AT_ONCE, ONE_BY_ONE = "at_once", "one_by_one"
+AT_ONCE = "at_once"
+ONE_BY_ONE = "one_by_one"
 
 Entries = tuple[tuple[str, int], ...]  # field and digit
 
 
 class LongLedgerQuery(NamedTuple):
-    """What is asked: of a root about the ledgers `keys`, of a clone, as part `part` of a call, about the one it has.
+    """A question.
 
-    In words every clone is asked the same: its place in the call says which part it is.
+    Attributes:
+        keys: the ledgers that the question names; empty for a clone, which is asked about the ledger it was given.
+        part: number of a clone's part in the call. The plain phrasing does not write it.
+        modulus: modulus of the sum.
+        phrasing: "terse" or "plain".
     """
 
     keys: tuple[str, ...]
@@ -71,10 +79,10 @@ class LongLedgerQuery(NamedTuple):
     def write(self) -> str:
         if self.phrasing == PLAIN:
             ledgers = "ledgers" if len(self.keys) > 1 else "ledger"
-            whose = f"the {ledgers} {', '.join(self.keys)}" if self.keys else "your ledger"
-            return f"What is the last digit of the sum of all amounts in {whose}?"
-        what = "?" + "".join(_numbered(self.keys)) if self.keys else f"[{self.part}]"
-        return what + (f"%{self.modulus}" if self.modulus != 10 else "")
+            named = f"the {ledgers} {', '.join(self.keys)}" if self.keys else "your ledger"
+            return f"What is the last digit of the sum of all amounts in {named}?"
+        question = "?" + "".join(_number_keys(self.keys)) if self.keys else f"[{self.part}]"
+        return question + (f"%{self.modulus}" if self.modulus != 10 else "")
 
 
 _QUERY = re.compile(r"(?:\?((?:\[[0-9]{1,2}\][A-Z])+)|\[([0-9]{1,2})\])(?:%([2-9]))?")
@@ -84,7 +92,7 @@ _PLAIN_ENTRIES = re.compile(r"[a-z]+ [0-9](?:, [a-z]+ [0-9])*")
 
 
 def parse(text: str) -> LongLedgerQuery | None:
-    """The query a text asks; `None` if it asks something else."""
+    """Return the query of a text, or `None` if the text is no such query."""
     if match := _PLAIN_QUERY.fullmatch(text):
         keys = tuple(match.group(1).split(", ")) if match.group(1) else ()
         query = LongLedgerQuery(keys, 0 if keys else 1, 10, PLAIN)
@@ -96,15 +104,18 @@ def parse(text: str) -> LongLedgerQuery | None:
     return query if query.write() == text else None
 
 
-def _numbered(keys: Iterable[str]) -> list[str]:
+def _number_keys(keys: Iterable[str]) -> list[str]:
     return [f"[{number}]{key}" for number, key in enumerate(keys, 1)]
 
 
 def read_entries(text: str) -> Entries:
-    """The entries of a ledger, in letters or in words; an unreadable one has none."""
+    """Return the entries of a ledger in letters or in words. An unreadable ledger has none."""
     if _PLAIN_ENTRIES.fullmatch(text):
-        return tuple((word, int(digit)) for word, digit in (entry.split(" ") for entry in text.split(", ")))
-    return tuple((a, int(b)) for a, b in zip(text[::2], text[1::2], strict=True)) if _ENTRIES.fullmatch(text) else ()
+        pairs = [entry.split(" ") for entry in text.split(", ")]
+        return tuple((word, int(digit)) for word, digit in pairs)
+    if _ENTRIES.fullmatch(text):
+        return tuple((field, int(digit)) for field, digit in zip(text[::2], text[1::2], strict=True))
+    return ()
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ class LongLedgers:
             )
 
     def draw(self, rng: np.random.Generator) -> Task:
-        lengths = self._lengths(rng)
+        lengths = self._draw_lengths(rng)
         count = len(lengths) + self.unnamed
         keys = [KEYS[i] for i in rng.permutation(len(KEYS))[:count]]
         names = FIELDS if self.phrasing == TERSE else WORDS
@@ -161,21 +172,25 @@ class LongLedgers:
             digits = rng.integers(self.modulus, size=length)
             ledgers[key] = tuple((field, int(digit)) for field, digit in zip(fields, digits, strict=False))
         named = tuple(keys[: len(lengths)])
-        answer = sum(digit for key in named for _, digit in ledgers[key]) % self.modulus
+        answer = sum(_add_digits(ledgers[key]) for key in named) % self.modulus
         context = {key: _write(ledgers[key], self.phrasing) for key in sorted(ledgers)}
         metadata = {"size": sum(lengths), "named": len(named), "documents": count}
-        return make_task(
-            self.name, LongLedgerQuery(named, 0, self.modulus, self.phrasing).write(), str(answer), metadata, context
-        )
+        query = LongLedgerQuery(named, 0, self.modulus, self.phrasing)
+        return make_task(self.name, query.write(), str(answer), metadata, context)
 
-    def _lengths(self, rng: np.random.Generator) -> list[int]:
-        """Entries of each named ledger; whoever draws first may take what the others can spare."""
-        named = draw_int(rng, self.min_named, self.max_named)
-        left, lengths = self.max_entries or named * self.max_length, list[int]()
-        for others in reversed(range(named)):
-            lengths.append(draw_int(rng, self.min_length, min(self.max_length, left - others * self.min_length)))
-            left -= lengths[-1]
-        return [lengths[i] for i in rng.permutation(named)]
+    def _draw_lengths(self, rng: np.random.Generator) -> list[int]:
+        """Draw the number of entries of each named ledger."""
+        num_named = draw_int(rng, self.min_named, self.max_named)
+        entries_left = self.max_entries or num_named * self.max_length
+        lengths: list[int] = []
+        for num_later in reversed(range(num_named)):
+            # Every later ledger must still get its minimum.
+            most = min(self.max_length, entries_left - num_later * self.min_length)
+            length = draw_int(rng, self.min_length, most)
+            lengths.append(length)
+            entries_left -= length
+        # The first ledger can be longer than later ones, so the order is shuffled.
+        return [lengths[i] for i in rng.permutation(num_named)]
 
     def understands(self, observation: Observation) -> bool:
         return parse(observation.brief.text) is not None
@@ -186,28 +201,31 @@ class LongLedgers:
             return GIVE_UP
         documents = dict(observation.brief.documents)
         if not query.keys:
-            return _own(query, [read_entries(text) for text in documents.values()])
+            return _answer_clone_query(query, [read_entries(text) for text in documents.values()])
         if call := last_replies(observation):
-            return _join([read_digit(reply) for reply in call[1]], query)
-        delegate = may_delegate(observation, len(query.keys)) and is_root(observation)
+            return _add_up_parts([read_digit(reply) for reply in call[1]], query)
+        can_delegate = may_delegate(observation, len(query.keys)) and is_root(observation)
         missing = [key for key in query.keys if key not in documents]
-        if delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):
-            parts = [query._replace(keys=(), part=number) for number in range(1, len(query.keys) + 1)]
-            calls = [CloneRequest(part.write(), (key,)) for part, key in zip(parts, query.keys, strict=True)]
-            return Proposal(Delegate(tuple(calls)))
+        if can_delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):
+            requests: list[CloneRequest] = []
+            for number, key in enumerate(query.keys, 1):
+                part = query._replace(keys=(), part=number)
+                requests.append(CloneRequest(part.write(), (key,)))
+            return Proposal(Delegate(tuple(requests)))
         return self._read(query, documents, missing, observation)
 
     def _read(
         self, query: LongLedgerQuery, documents: dict[str, str], missing: list[str], observation: Observation
     ) -> Proposal:
-        brought = {key: text for past in observation.exchanges for key, text in (past.documents or {}).items()}
-        read = {key: read_entries(text) for key, text in (documents | brought).items()}
-        missing = [key for key in missing if key not in read]
+        new_documents = documents_read(observation)
+        ledgers = {key: read_entries(text) for key, text in (documents | new_documents).items()}
+        missing = [key for key in missing if key not in ledgers]
         if missing and not may_read(observation):
             return GIVE_UP
-        if self.reading == ONE_BY_ONE and len(missing) + len(brought) == len(query.keys):
-            return _one_by_one(query, [read[key] for key in query.keys if key in read])
-        return Proposal(Read(tuple(missing))) if missing else _at_once(query, read)
+        # Reading one by one needs all named ledgers to be read, because each turn writes the subtotal of the last one.
+        if self.reading == ONE_BY_ONE and len(missing) + len(new_documents) == len(query.keys):
+            return _read_one_by_one(query, [ledgers[key] for key in query.keys if key in ledgers])
+        return Proposal(Read(tuple(missing))) if missing else _add_up_at_once(query, ledgers)
 
 
 def _write(entries: Entries, phrasing: str) -> str:
@@ -216,8 +234,16 @@ def _write(entries: Entries, phrasing: str) -> str:
     return "".join(f"{field}{digit}" for field, digit in entries)
 
 
-def _running(entries: Entries, total: int, modulus: int) -> tuple[str, int]:
-    """Field, digit and running total of every entry, from a total."""
+def _add_digits(entries: Entries) -> int:
+    return sum(digit for _, digit in entries)
+
+
+def _add_entries(entries: Entries, total: int, modulus: int) -> tuple[str, int]:
+    """Add entries to a total.
+
+    Returns:
+        A thought with the field, digit and running total of every entry, and the new total.
+    """
     thought = ""
     for field, digit in entries:
         total = (total + digit) % modulus
@@ -225,65 +251,79 @@ def _running(entries: Entries, total: int, modulus: int) -> tuple[str, int]:
     return thought, total
 
 
-def _own(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
+def _answer_clone_query(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
     if not any(ledgers):
         return GIVE_UP
-    entries = tuple(entry for ledger in ledgers for entry in ledger)
-    thought, total = running_sum(entries, PLAIN) if query.phrasing == PLAIN else _running(entries, 0, query.modulus)
+    entries: Entries = ()
+    for ledger in ledgers:
+        entries += ledger
+    if query.phrasing == PLAIN:
+        thought, total = running_sum(entries, PLAIN)
+    else:
+        thought, total = _add_entries(entries, 0, query.modulus)
     return Proposal(Answer(str(total)), thought)
 
 
-def _join(values: Sequence[int], query: LongLedgerQuery) -> Proposal:
+def _add_up_parts(values: Sequence[int], query: LongLedgerQuery) -> Proposal:
     if query.phrasing == PLAIN:
         return add_up_replies(values, PLAIN)
-    thought, total = _running(
-        tuple((format_label(i, TERSE), value) for i, value in enumerate(values)), 0, query.modulus
-    )
+    labelled = tuple((format_label(index, TERSE), value) for index, value in enumerate(values))
+    thought, total = _add_entries(labelled, 0, query.modulus)
     return Proposal(Answer(str(total)), thought)
 
 
-def _at_once(query: LongLedgerQuery, read: dict[str, Entries]) -> Proposal:
-    """Number, key and restated total before the entries of each ledger: `[1]C0k33a70[2]E0...`.
+def _add_up_at_once(query: LongLedgerQuery, ledgers: dict[str, Entries]) -> Proposal:
+    """Add up all ledgers in one thought.
 
-    In words a line for each ledger, see `_line`.
+    Before the entries of each ledger are its number, its key and the total so far: `[1]C0k33a70[2]E0...`. The plain
+    thought has a line for each ledger, see `_plain_line`.
     """
     if query.phrasing == PLAIN:
-        lines = [_line(query, [read[k] for k in query.keys[:number]]) for number in range(1, len(query.keys) + 1)]
-        return Proposal(Answer(str(lines[-1][1])), "\n".join(text for text, _ in lines))
-    thought, total = "", 0
+        lines: list[str] = []
+        ledgers_so_far: list[Entries] = []
+        total = 0
+        for key in query.keys:
+            ledgers_so_far.append(ledgers[key])
+            line, total = _plain_line(query, ledgers_so_far)
+            lines.append(line)
+        return Proposal(Answer(str(total)), "\n".join(lines))
+    thought = ""
+    total = 0
     for number, key in enumerate(query.keys, 1):
-        entries, after = _running(read[key], total, query.modulus)
+        entries, new_total = _add_entries(ledgers[key], total, query.modulus)
         thought += f"[{number}]{key}{total}{entries}"
-        total = after
+        total = new_total
     return Proposal(Answer(str(total)), thought)
 
 
-def _one_by_one(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
-    """What the reader writes after so many ledgers: `=00[1]C`, then `k33a70,0=00[1]C[2]E`, ...
+def _read_one_by_one(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
+    """Add the last ledger to the sum, and read the next one.
 
-    For each ledger, entries and running total from 0. After `,` stands how the sum goes on: the sum before, `=`, the
-    ledger's total, the sum now, which has the shape of one more entry. Then its place in the question and the next one,
-    which it asks for. In words it is `_line` of the last ledger.
+    The terse thoughts are `=00[1]C`, then `k33a70,0=00[1]C[2]E`, and so on. A thought has the entries of the ledger
+    with running totals from 0. After the comma are the sum before, `=`, the total of the ledger and the new sum, which
+    looks like one more entry. Then it names the place of this ledger in the question and the next ledger, which it
+    reads. The plain thought is `_plain_line`.
     """
     if query.phrasing == PLAIN:
-        text, total = _line(query, ledgers) if ledgers else ("", 0)
-        rest = query.keys[len(ledgers) :]
-        return Proposal(Read(rest[:1]) if rest else Answer(str(total)), text)
-    plan, done = _numbered(query.keys), len(ledgers)
-    if not ledgers:
-        return Proposal(Read((query.keys[0],)), f"=00{plan[0]}")
-    before = sum(digit for ledger in ledgers[:-1] for _, digit in ledger) % query.modulus
-    thought, own = _running(ledgers[-1], 0, query.modulus)
-    total = (before + own) % query.modulus
-    thought += f",{before}={own}{total}"
-    if done == len(plan):
+        line, total = _plain_line(query, ledgers) if ledgers else ("", 0)
+        unread = query.keys[len(ledgers) :]
+        return Proposal(Read(unread[:1]) if unread else Answer(str(total)), line)
+    numbered_keys = _number_keys(query.keys)
+    num_done = len(ledgers)
+    if num_done == 0:
+        return Proposal(Read((query.keys[0],)), f"=00{numbered_keys[0]}")
+    sum_before = sum(map(_add_digits, ledgers[:-1])) % query.modulus
+    thought, ledger_total = _add_entries(ledgers[-1], 0, query.modulus)
+    total = (sum_before + ledger_total) % query.modulus
+    thought += f",{sum_before}={ledger_total}{total}"
+    if num_done == len(numbered_keys):
         return Proposal(Answer(str(total)), thought)
-    return Proposal(Read((query.keys[done],)), thought + plan[done - 1] + plan[done])
+    return Proposal(Read((query.keys[num_done],)), thought + numbered_keys[num_done - 1] + numbered_keys[num_done])
 
 
-def _line(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> tuple[str, int]:
-    """The last ledger's line, and the sum so far: `E. cups: 3 (3); lamps: 8 (1). So far 9 + 1 = 0`."""
-    before = sum(digit for ledger in ledgers[:-1] for _, digit in ledger) % 10
-    thought, own = running_sum(ledgers[-1], PLAIN)
-    total = (before + own) % 10
-    return f"{query.keys[len(ledgers) - 1]}. {thought}. So far {before} + {own} = {total}", total
+def _plain_line(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> tuple[str, int]:
+    """Return the line of the last ledger, and the sum so far: `E. cups: 3 (3); lamps: 8 (1). So far 9 + 1 = 0`."""
+    sum_before = sum(map(_add_digits, ledgers[:-1])) % 10
+    thought, ledger_total = running_sum(ledgers[-1], PLAIN)
+    total = (sum_before + ledger_total) % 10
+    return f"{query.keys[len(ledgers) - 1]}. {thought}. So far {sum_before} + {ledger_total} = {total}", total

@@ -19,6 +19,7 @@ from selfcest_env.tasks.source import (
     KEYS,
     Proposal,
     Style,
+    documents_in_sight,
     draw_int,
     make_task,
     may_read,
@@ -82,9 +83,7 @@ class Quote(Checked):
         query = _QUERY.fullmatch(observation.brief.text)
         if query is None:
             return GIVE_UP
-        seen = dict(observation.brief.documents)
-        for exchange in observation.exchanges:
-            seen.update(exchange.documents or {})
+        seen = documents_in_sight(observation)
         missing = tuple(key for key in query.group(1) if key not in seen)
         if missing:
             return Proposal(Read(missing)) if may_read(observation) else GIVE_UP

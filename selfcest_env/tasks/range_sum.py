@@ -1,11 +1,11 @@
-"""Range sums: a short objective whatever the work, so that parallel clones can pay. Built for the embedded model.
+"""Range sums for the embedded model: objectives of constant length for any amount of work, so that clones can help.
 
-The prompt `3:[4]-[20]` asks for the sum over i = 4..20 of (3 + the i-th decimal digit of pi) mod 10, and the answer is
-the last digit of that sum. The digits of pi have no period; with m + i or m * i in their place, a policy that stops 20
-items early is still right, which reinforcement learning finds.
+The prompt `3:[4]-[20]` asks for the sum over i = 4..20 of (3 + the i-th decimal digit of pi) mod 10. The answer is the
+last digit of that sum. The digits of pi have no period. With m + i or m * i instead, a policy that stops 20 items early
+would still be right, and reinforcement learning finds this shortcut.
 
-With a step the prompt also says how many terms there are at most: `3:[4]-[20];[20]` for 17 terms in steps of 5. A root
-that is told the size restates it before it decides, so that the size stands where the decision falls.
+With `size_step` the prompt also says how many terms there are at most: `3:[4]-[20];[20]` for 17 terms in steps of 5.
+The root restates this size in its thought, so that it is in the recent context when the root decides.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ MAX_POSITION = 99  # [0] to [99] are single tokens of the embedded model
 
 
 class RangeQuery(NamedTuple):
-    """Sum over `start..end`, both included, of (`offset` + digit of pi) mod 10; `size` is how many terms it is said to
-    have at most, 0 if that is not said."""
+    """The sum over `start..end`, both included, of (`offset` + digit of pi) mod 10.
+
+    `size` is the maximum number of terms that the prompt states; 0 if it states none.
+    """
 
     offset: int
     start: int
@@ -62,7 +64,7 @@ class RangeQuery(NamedTuple):
         return (self.offset + int(PI_DIGITS[position - 1])) % 10
 
     def cut(self, piece: int) -> list[RangeQuery]:
-        """Pieces that end at multiples of `piece`; the last one ends where the range does."""
+        """Cut the range into pieces that end at multiples of `piece`. The last piece ends with the range."""
         ends = [*range(-(-self.start // piece) * piece, self.end, piece), self.end]
         starts = [self.start, *(end + 1 for end in ends[:-1])]
         return [self._replace(start=start, end=end, size=0) for start, end in zip(starts, ends, strict=True)]
@@ -86,7 +88,7 @@ _PLAIN = re.compile(
 
 
 def parse(text: str) -> RangeQuery | None:
-    """The query a text asks, in either phrasing; `None` if it asks something else."""
+    """Return the query of a text in either phrasing, or `None` if the text is no such query."""
     if match := _TERSE.fullmatch(text.strip()):
         offset, start, end, size = map(int, match.groups("0"))
         query = RangeQuery(offset, start, end, TERSE, size)
@@ -103,10 +105,10 @@ class RangeSum:
     """Source of range sums.
 
     Attributes:
-        min_length, max_length: items of the sum. Sets with disjoint lengths are disjoint.
-        pieces: sizes the expert cuts by; it draws one of them for each call.
+        min_length, max_length: number of terms of the sum. Two sources whose ranges are disjoint share no task.
+        pieces: piece sizes of the expert, which draws one of them for each call.
         phrasing: "terse" for the embedded model, "plain" English for language models.
-        size_step: the prompt says the number of terms, rounded up to a multiple of this (1: exact); 0: it does not.
+        size_step: the prompt states the number of terms, rounded up to a multiple of this. 1 is exact, 0 states none.
     """
 
     name: ClassVar[str] = "range_sum"
@@ -145,7 +147,7 @@ class RangeSum:
             return add_up_replies([read_digit(reply) for reply in call[1]], query.phrasing)
         if style is Style.DELEGATE:
             pieces = query.cut(self.pieces[int(rng.integers(len(self.pieces)))])
-            # A root hands over even one piece; a clone that did so would never end.
+            # A root may delegate a single piece. A clone may not, because delegation would never end.
             if may_delegate(observation, len(pieces)) and (len(pieces) > 1 or is_root(observation)):
                 return Proposal(Delegate(tuple(CloneRequest(piece.write()) for piece in pieces)), _restated(query))
         return _solve(query)

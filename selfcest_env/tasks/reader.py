@@ -1,7 +1,7 @@
-"""The expert of all questions over documents: it follows a plan and believes only what stands in a document it sees.
+"""The expert of all questions over documents. It follows a plan, and takes answers only from documents that it sees.
 
-The plan says what to ask of which document; the answers come from the documents alone. An agent that sees a document
-finds a step's gold answer if it stands there and gives up if not, so a clone that was given the wrong document fails.
+The plan says which question to ask about which document. An agent finds the gold answer of a step only if a document in
+sight contains it, and gives up otherwise. A clone with the wrong document therefore fails.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from selfcest_env.protocol import Reply
 from selfcest_env.tasks.plan import PlanStep, QuestionPlan
-from selfcest_env.tasks.source import GIVE_UP, Proposal, Style, may_delegate, may_read
+from selfcest_env.tasks.source import GIVE_UP, Proposal, Style, documents_in_sight, may_delegate, may_read
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Read, Task
 from selfcest_env.views import Observation
 
-PLAN = "plan"  # the key of `Task.metadata` under which a plan is written
+PLAN = "plan"  # key of `Task.metadata`
 
 
 class Reader:
-    """Plans the tasks it knows; an agent's task or objective is looked up by its text.
+    """Solves known tasks by their plans. It looks up the task or objective of an agent by its text.
 
     Args:
-        tasks: those with a plan in their metadata can be solved; of the others the reader knows only that they exist.
+        tasks: the known tasks. The reader gives up on those without a plan in their metadata.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -42,48 +41,50 @@ class Reader:
         return observation.brief.text in self._plans or observation.brief.text in self._steps
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        texts = _in_sight(observation)
+        texts = documents_in_sight(observation)
         for step in self._steps.get(observation.brief.text, ()):
             if step.answered_by(list(texts.values())):
                 return Proposal(Answer(step.answer))
         reachable = {*observation.brief.keys, *texts}
         for plan in self._plans.get(observation.brief.text, ()):
-            if all(key in reachable for step in plan.steps for key in step.keys):
+            if all(reachable.issuperset(step.keys) for step in plan.steps):
                 return _follow(plan, observation, style)
         return GIVE_UP
 
 
-def _in_sight(observation: Observation) -> dict[str, str]:
-    texts = dict(observation.brief.documents)
-    for exchange in observation.exchanges:
-        texts.update(exchange.documents or {})
-    return texts
-
-
 def _follow(plan: QuestionPlan, observation: Observation, style: Style) -> Proposal:
-    """Answer what can be answered, ask for what can be asked for, and conclude when nothing is open."""
-    known, failed = _brought(plan, observation)
-    thought = _read_off(plan, known, _in_sight(observation), _news(observation))
+    """Answer the steps whose documents are in sight, ask about those that are ready, and conclude if none is open."""
+    texts = documents_in_sight(observation)
+    known, failed = _collect_replies(plan, observation)
+    thought = _answer_from_texts(plan, known, texts, _newest_documents(observation))
     if len(known) == len(plan.steps):
         answer = plan.conclude(known)
-        return GIVE_UP if answer is None else Proposal(Answer(answer), "\n".join([*thought, *_weigh(plan, known)]))
-    texts = _in_sight(observation)
-    ready = [index for index in plan.ready(known) if not texts.keys() >= {*plan.steps[index].keys}]
-    if not ready or len(ready) < len(plan.ready(known)):  # a document in sight does not say what it should
+        if answer is None:
+            return GIVE_UP
+        return Proposal(Answer(answer), "\n".join([*thought, *_describe_comparison(plan, known)]))
+    ready = plan.ready(known)
+    # A ready step whose documents are all in sight was not answered, so its documents lack the answer.
+    if not ready or any(texts.keys() >= {*plan.steps[index].keys} for index in ready):
         return GIVE_UP
-    missing = dict.fromkeys(key for index in ready for key in plan.steps[index].keys if key not in texts)
-    requests = tuple(CloneRequest(plan.steps[index].ask(index, known), plan.steps[index].keys) for index in ready)
-    ways: list[tuple[bool, Action]] = [
+    missing: dict[str, None] = {}  # keys in order, each once
+    requests: list[CloneRequest] = []
+    for index in ready:
+        step = plan.steps[index]
+        missing |= dict.fromkeys(key for key in step.keys if key not in texts)
+        requests.append(CloneRequest(step.ask(index, known), step.keys))
+    can_delegate = failed.isdisjoint(ready) and may_delegate(observation, len(requests))
+    # Whether an action is possible, and the action; the preferred one first.
+    options: list[tuple[bool, Action]] = [
         (may_read(observation), Read(tuple(missing))),
-        (failed.isdisjoint(ready) and may_delegate(observation, len(requests)), Delegate(requests)),
+        (can_delegate, Delegate(tuple(requests))),
     ]
     if style is Style.DELEGATE:
-        ways.reverse()
-    return next((Proposal(action, "\n".join(thought)) for possible, action in ways if possible), GIVE_UP)
+        options.reverse()
+    return next((Proposal(action, "\n".join(thought)) for is_possible, action in options if is_possible), GIVE_UP)
 
 
-def _brought(plan: QuestionPlan, observation: Observation) -> tuple[dict[int, str], set[int]]:
-    """What clones answered, by step, and the steps on which one failed."""
+def _collect_replies(plan: QuestionPlan, observation: Observation) -> tuple[dict[int, str], set[int]]:
+    """Return the clones' answers by step, and the steps on which a clone failed."""
     known: dict[int, str] = {}
     failed: set[int] = set()
     for exchange in observation.exchanges:
@@ -92,44 +93,51 @@ def _brought(plan: QuestionPlan, observation: Observation) -> tuple[dict[int, st
         asked = {(plan.steps[index].ask(index, known), plan.steps[index].keys): index for index in plan.ready(known)}
         for request, reply in zip(exchange.action.requests, exchange.replies, strict=True):
             index = asked.get((request.objective, request.shared_context))
-            if index is not None and _says_something(reply):
-                known[index] = (reply.text or "").strip()
-            elif index is not None:
+            if index is None:
+                continue
+            answer = (reply.text or "").strip()
+            if answer in ("", "?"):
                 failed.add(index)
+            else:
+                known[index] = answer
     return known, failed
 
 
-def _says_something(reply: Reply) -> bool:
-    return reply.text is not None and reply.text.strip() not in ("", "?")
-
-
-def _news(observation: Observation) -> Mapping[str, str]:
-    """The documents that came into sight just before this turn."""
+def _newest_documents(observation: Observation) -> Mapping[str, str]:
+    """Return the documents that came into sight just before this turn."""
     return (observation.exchanges[-1].documents or {}) if observation.exchanges else observation.brief.documents
 
 
-def _read_off(
-    plan: QuestionPlan, known: dict[int, str], texts: Mapping[str, str], news: Mapping[str, str]
+def _answer_from_texts(
+    plan: QuestionPlan, known: dict[int, str], texts: Mapping[str, str], newest_documents: Mapping[str, str]
 ) -> list[str]:
-    """Add to `known` what stands in documents in sight; returns a line for each answer that is new."""
-    lines = []
-    while found := [index for index in plan.ready(known) if _stands(plan.steps[index], texts)]:
-        asked = {index: plan.steps[index].ask(index, known) for index in found}
-        for index, question in asked.items():
+    """Add to `known` the answers that documents in sight contain.
+
+    Returns:
+        A line of thought for each answer from the newest documents. Earlier turns wrote the other answers down.
+    """
+    lines: list[str] = []
+    # An answer can make further steps ready, so this repeats until nothing changes.
+    while answerable := [index for index in plan.ready(known) if _is_answered(plan.steps[index], texts)]:
+        questions = {index: plan.steps[index].ask(index, known) for index in answerable}
+        for index, question in questions.items():
             step = plan.steps[index]
             known[index] = step.answer
-            if not news.keys().isdisjoint(step.keys):
+            if not newest_documents.keys().isdisjoint(step.keys):
                 lines.append(f"{question} {step.answer}")
     return lines
 
 
-def _stands(step: PlanStep, texts: Mapping[str, str]) -> bool:
+def _is_answered(step: PlanStep, texts: Mapping[str, str]) -> bool:
     return all(key in texts for key in step.keys) and step.answered_by([texts[key] for key in step.keys])
 
 
-def _weigh(plan: QuestionPlan, known: Mapping[int, str]) -> list[str]:
-    """The line of thought of a comparison."""
+def _describe_comparison(plan: QuestionPlan, known: Mapping[int, str]) -> list[str]:
+    """Return the line of thought of a comparison; none without a comparison."""
     if plan.comparison is None:
         return []
-    named = zip(plan.comparison.options, plan.comparison.steps, strict=True)
-    return ["; ".join(f"{name}: {' to '.join(known[index] for index in steps)}" for name, steps in named)]
+    clauses: list[str] = []
+    for name, steps in zip(plan.comparison.options, plan.comparison.steps, strict=True):
+        values = " to ".join(known[index] for index in steps)
+        clauses.append(f"{name}: {values}")
+    return ["; ".join(clauses)]

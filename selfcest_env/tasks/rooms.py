@@ -10,7 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from selfcest_env.tasks.source import GIVE_UP, Proposal, Style, last_replies, may_delegate, may_read
+from selfcest_env.tasks.source import (
+    GIVE_UP,
+    Proposal,
+    Style,
+    documents_in_sight,
+    last_replies,
+    may_delegate,
+    may_read,
+)
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Read
 from selfcest_env.views import Observation
 
@@ -61,9 +69,7 @@ def understands(observation: Observation) -> bool:
 
 def propose(observation: Observation, style: Style) -> Proposal:
     """Ask a clone about every part at once, or read all parts, and conclude from the events."""
-    seen = dict(observation.brief.documents)
-    for exchange in observation.exchanges:
-        seen.update(exchange.documents or {})
+    seen = documents_in_sight(observation)
     if asked := _match_question(observation.brief.text, _PART_QUESTIONS):
         return Proposal(Answer(_summarise(asked, " ".join(seen.values())))) if seen else GIVE_UP
     asked = _match_question(observation.brief.text, _QUESTIONS)

@@ -1,4 +1,4 @@
-"""What a task source is, and what its expert does. The rest of this module is what the sources share."""
+"""The interfaces of a task source and of its expert, and functions that several sources share."""
 
 from __future__ import annotations
 
@@ -18,67 +18,75 @@ from selfcest_env.protocol import LABELS, Reply
 from selfcest_env.types import Action, Answer, Delegate, Read, Role, Scalar, Task
 from selfcest_env.views import Exchange, Observation
 
-TERSE, PLAIN = "terse", "plain"
+TERSE = "terse"  # for the embedded model
+PLAIN = "plain"  # English, for language models
 PHRASINGS = (TERSE, PLAIN)
 MAX_TRIES = 20_000
-IDENTITY = "identity"  # the key of `Task.metadata` for what nobody could tell from the task afterwards
+# Key of `Task.metadata` for an identity that cannot be computed from the task later.
+IDENTITY = "identity"
 
 
 class Style(enum.StrEnum):
-    """How an expert works. An agent that has no means for a style falls back to one it has."""
+    """The way in which an expert works. An agent falls back to another style if it cannot use this one."""
 
-    DELEGATE = "delegate"
-    SOLVE = "solve"  # by oneself, with a chain of thought
+    DELEGATE = "delegate"  # call clones
+    SOLVE = "solve"  # answer without clones, with a chain of thought
     READ = "read"  # read documents by key, then answer
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What an expert would do now, and the chain of thought it would write before."""
+    """An expert's next action, and the chain of thought that precedes it."""
 
     action: Action
     thought: str = ""
 
 
 class TaskSource(Protocol):
-    """Where tasks come from. All its randomness is `rng`."""
+    """A source of tasks."""
 
-    def draw(self, rng: np.random.Generator) -> Task: ...
+    def draw(self, rng: np.random.Generator) -> Task:
+        """Draw a task. All randomness comes from `rng`."""
+        ...
 
 
 @runtime_checkable
 class Identifies(Protocol):
-    """A source that knows the problem behind a task."""
+    """A source that can identify the problem of a task."""
 
     def identity(self, task: Task) -> str | None:
-        """What makes the problem: two tasks with one identity ask the same question, whatever surrounds it.
+        """Return the identity of the problem.
 
-        `None`: the task is one of a source inside this one that does not know.
+        Two tasks with the same identity ask the same question, possibly with different documents. `None` means that the
+        task comes from an inner source without identities.
         """
         ...
 
 
 def identity_of(source: TaskSource, task: Task) -> str | None:
-    """The identity of a task that this source drew; `None` where it is not known."""
+    """Return the identity of a task that this source drew, or `None` if it is unknown."""
     return source.identity(task) if isinstance(source, Identifies) else None
 
 
 @runtime_checkable
 class ExpertSource(Protocol):
-    """A source whose tasks a script can solve, delegating or not."""
+    """A source whose tasks a script can solve, with and without clones."""
 
     def draw(self, rng: np.random.Generator) -> Task: ...
 
     def understands(self, observation: Observation) -> bool:
-        """Whether the agent's task or objective is of this family, in any phrasing, whatever the knobs."""
+        """Return whether the agent's task or objective is of this family, in any phrasing and with any options."""
         ...
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        """What this agent, root or clone, should do next; decided only from what it sees. Never raises."""
+        """Return the next action of this agent, a root or a clone.
+
+        The action depends only on the observation, `rng` and the style. It never raises.
+        """
         ...
 
 
-# An expert that does not understand its objective, or cannot see what it needs, says so; it never guesses.
+# An expert gives up if it does not understand its objective or lacks a document. It never guesses.
 GIVE_UP = Proposal(Answer("?"))
 
 
@@ -86,7 +94,7 @@ GIVE_UP = Proposal(Answer("?"))
 
 
 def content_hash(task: Task) -> str:
-    """The same 16 hexadecimal digits for equal problems, on every machine; the order of documents does not matter."""
+    """Return 16 hexadecimal digits that are equal for equal problems on every machine, in any order of documents."""
     content = [task.source, task.prompt, sorted(task.context.items()), task.answer]
     return hashlib.blake2b(json.dumps(content, ensure_ascii=True).encode(), digest_size=8).hexdigest()
 
@@ -98,17 +106,17 @@ def make_task(
     metadata: Mapping[str, Scalar],
     context: Mapping[str, str] | None = None,
 ) -> Task:
-    """A task whose id is its content."""
+    """Return a task whose id is the hash of its content."""
     task = Task("", prompt, answer, source, context or {}, metadata={"family": source, **metadata})
     return Task(content_hash(task), prompt, answer, source, task.context, metadata=task.metadata)
 
 
 def draw_int(rng: np.random.Generator, low: int, high: int) -> int:
-    """Uniform in [low, high], both included."""
+    """Draw an integer uniformly from [low, high], both included."""
     return int(rng.integers(low, high + 1))
 
 
-# Knobs
+# Checks of options
 
 
 def check_int(source: str, name: str, value: object, low: int, high: int) -> None:
@@ -117,7 +125,7 @@ def check_int(source: str, name: str, value: object, low: int, high: int) -> Non
 
 
 def check_span(source: str, names: tuple[str, str], values: tuple[int, int], low: int, high: int) -> None:
-    """Both ends in [low, high], in order."""
+    """Check that two options are in [low, high] and in order."""
     for name, value in zip(names, values, strict=True):
         check_int(source, name, value, low, high)
     if values[0] > values[1]:
@@ -134,11 +142,24 @@ def check_choice(source: str, name: str, value: object, choices: Sequence[str]) 
         )
 
 
-# What an expert sees
+# The view of an expert
+
+
+def documents_read(observation: Observation) -> dict[str, str]:
+    """Return the documents that the agent has read by key, without those that it was given."""
+    documents: dict[str, str] = {}
+    for exchange in observation.exchanges:
+        documents.update(exchange.documents or {})
+    return documents
+
+
+def documents_in_sight(observation: Observation) -> dict[str, str]:
+    """Return all documents whose text the agent can see: those that it was given, and those that it has read."""
+    return dict(observation.brief.documents) | documents_read(observation)
 
 
 def last_replies(observation: Observation) -> tuple[Delegate, tuple[Reply, ...]] | None:
-    """The last call that was granted, and what came back for each of its objectives."""
+    """Return the last granted call and the replies to its objectives; `None` if there was no call."""
     for exchange in reversed(observation.exchanges):
         if isinstance(exchange.action, Delegate) and exchange.replies:
             return exchange.action, exchange.replies
@@ -150,11 +171,11 @@ def _was_refused(exchanges: Sequence[Exchange], kind: type) -> bool:
 
 
 def may_delegate(observation: Observation, num_clones: int = 1) -> bool:
-    """Whether a call for so many clones makes sense: it is allowed, affordable in clones, and none was refused."""
-    left = observation.budget.remaining.clones
+    """Return whether a call for so many clones can be granted: calls are allowed, and none was refused before."""
+    clones_left = observation.budget.remaining.clones
     if not observation.can_delegate or _was_refused(observation.exchanges, Delegate):
         return False
-    return left is None or num_clones <= left
+    return clones_left is None or num_clones <= clones_left
 
 
 def may_read(observation: Observation) -> bool:
@@ -172,17 +193,23 @@ _DIGIT = re.compile(r"[0-9]")
 
 
 def read_digit(reply: Reply) -> int:
-    """The digit of a reply; a clone that failed or says anything else counts as 0."""
+    """Return the digit of a reply. A failed clone and any other reply count as 0."""
     text = (reply.text or "").strip()
     return int(text) if _DIGIT.fullmatch(text) else 0
 
 
 def running_sum(items: Sequence[tuple[str, int]], phrasing: str) -> tuple[str, int]:
-    """The thought and the total modulo 10 of labelled digits: `a22b80c44`, or `a: 2 (2); b: 8 (0); c: 4 (4)`.
+    """Add up labelled digits modulo 10, with every digit and running total in the thought.
 
-    An empty label writes nothing, or only the digit.
+    Args:
+        items: labels and digits. An empty label is not written.
+        phrasing: "terse" for a thought such as `a22b80c44`, "plain" for `a: 2 (2); b: 8 (0); c: 4 (4)`.
+
+    Returns:
+        The thought and the total.
     """
-    total, pieces = 0, []
+    total = 0
+    pieces: list[str] = []
     for label, value in items:
         total = (total + value) % 10
         if phrasing == TERSE:
@@ -193,7 +220,7 @@ def running_sum(items: Sequence[tuple[str, int]], phrasing: str) -> tuple[str, i
 
 
 def add_up_replies(values: Sequence[int], phrasing: str) -> Proposal:
-    """Add up what the clones said, by label in the order of the objectives."""
+    """Return the proposal that adds up the clones' digits, in the order of their objectives."""
     items = [(format_label(i, phrasing), value) for i, value in enumerate(values)]
     thought, total = running_sum(items, phrasing)
     return Proposal(Answer(str(total)), thought)
