@@ -104,7 +104,7 @@ def test_the_ready_agent_with_the_lowest_number_decides() -> None:
     assert rewards[:-1] == [0.0] * 7
     assert rewards[-1] == pytest.approx(float(env._game.state.target[0] == 0) - 0.01 * env._game.total_tokens()[0])
     # Nothing moves, and nothing is paid, after the end.
-    last = env._seen()
+    last = env._observe()
     assert same(env.step(1), (last[0], 0.0, True, False, last[1]))
 
 

@@ -102,7 +102,7 @@ def trajectory(env: SymbolicEnv, seed: int | None, policy: int = 0) -> list[Any]
     """Everything that comes out of one episode; without a seed the running one is played on."""
     rng = random.Random(policy)
     steps: list[Any] = [env.reset(seed)] if seed is not None else []
-    seen = steps[0][0] if steps else env._seen(env.agents)[0]
+    seen = steps[0][0] if steps else env._observe(env.agents)[0]
     while env.agents:
         result = env.step(joint(env, seen, rng))
         seen = result[0]
