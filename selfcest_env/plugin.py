@@ -139,7 +139,7 @@ class Registry(Mapping[str, str], Generic[T]):
     def references(self) -> dict[str, str]:
         """All references by name. Raises `PlugInError` if two packages claim one name."""
         references = dict(self.builtins)
-        for name, reference, owner in _installed(self.group, tuple(sys.path)):
+        for name, reference, owner in _find_entry_points(self.group, tuple(sys.path)):
             if references.setdefault(name, reference) != reference:
                 raise PlugInError(
                     f"the entry point '{name}' = {reference} of {owner} in the group {self.group} clashes with "
@@ -162,7 +162,7 @@ class Registry(Mapping[str, str], Generic[T]):
         place = f"{where}: " if where else ""
         references, who = self.references(), f"{place}{self.what} {reference!r}"
         if reference not in references:
-            for name, _, owner in _installed(self.old_group, tuple(sys.path)) if self.old_group else ():
+            for name, _, owner in _find_entry_points(self.old_group, tuple(sys.path)) if self.old_group else ():
                 if name == reference:
                     raise PlugInError(
                         f"{who}: {owner} declares it in the entry point group {self.old_group}, which is now called "
@@ -194,7 +194,7 @@ class Registry(Mapping[str, str], Generic[T]):
 
 # Reading the metadata of all packages takes 10 ms, and a name is looked up for every task source of a mixture.
 @lru_cache
-def _installed(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
+def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
     """Name, reference and package of every entry point of a group, for one state of `sys.path`."""
     return tuple(
         (entry.name, f"{entry.module}:{entry.attr}", entry.dist.name if entry.dist is not None else "a package")
@@ -264,7 +264,7 @@ def check_modules(modules: list[str] | None) -> list[str] | None:
     return modules
 
 
-def only_looks() -> bool:
+def is_read_only() -> bool:
     """Whether the command at work only looks: it runs no code of a config's and contacts no network."""
     return _trusted.get() is not None
 
@@ -344,7 +344,7 @@ def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
     return construct(cls, options, place=where)
 
 
-def one_of(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
+def check_choice(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
     """The value, if it is among those known. Raises `ConfigError` that names the argument."""
     if value not in known:
         names = [str(name) for name in known]

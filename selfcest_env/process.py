@@ -28,7 +28,7 @@ from itertools import islice
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.graders import Grade
 from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord, Turn
-from selfcest_env.structure import plain
+from selfcest_env.structure import to_builtins
 from selfcest_env.types import Fault, Outcome, Role, Status, Task, TurnKey
 
 REMEMBERED = 200_000  # judgements of earlier calls: some tens of megabytes
@@ -175,7 +175,7 @@ def _replies(record: EpisodeRecord, turn: Turn) -> tuple[str | None, ...]:
 
 def _named(record: EpisodeRecord) -> Iterator[Named]:
     """Every agent with a name for each of its turns: the same for equal steps of equal tasks, and for no others."""
-    task = _digest(plain(record.task))
+    task = _digest(to_builtins(record.task))
     for agent in record.agents:
         seen, names = _digest(task.hex(), agent.depth, agent.objective, agent.shared_context), []
         for index, turn in enumerate(agent.turns):

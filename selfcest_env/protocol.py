@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as, stored_fields, stored_name
-from selfcest_env.structure import show
+from selfcest_env.structure import format_value
 from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ def wording_name(wording: Wording) -> str:
     """
     if not (_is_frozen(wording) and callable(wording)):
         raise ConfigError(
-            f"the wording is {show(wording)}; expected a frozen dataclass with __call__(protocol), as those in "
+            f"the wording is {format_value(wording)}; expected a frozen dataclass with __call__(protocol), as those in "
             "selfcest_env.text.wordings, whose fields name it in records"
         )
     return short_name(_written(wording, type(wording).__qualname__))
@@ -251,8 +251,8 @@ def _written(value: object, place: str) -> str:
         written = [f"{name}={_written(item, f'{place}.{name}')}" for name, item in stored_fields(value).items()]
         return f"{stored_name(type(value))}({', '.join(written)})"
     raise ConfigError(
-        f"{place} is {show(value)}, which names no wording in records; expected None, a bool, int, float, str or "
-        "member of an enum, a tuple of such, or a frozen dataclass with such fields"
+        f"{place} is {format_value(value)}, which names no wording in records; expected None, a bool, int, float, str "
+        "or member of an enum, a tuple of such, or a frozen dataclass with such fields"
     )
 
 

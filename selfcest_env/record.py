@@ -14,7 +14,7 @@ from warnings import warn
 
 from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
-from selfcest_env.structure import plain, structure
+from selfcest_env.structure import structure, to_builtins
 from selfcest_env.types import (
     ROOT,
     AgentId,
@@ -355,7 +355,7 @@ FORMAT = 5  # 1 had no weights, and no number; 2 had no parts; 3 had no summands
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
     """The record as plain JSON values, with the number of the format."""
-    data: dict[str, Any] = plain(record)
+    data: dict[str, Any] = to_builtins(record)
     return {"format": FORMAT, **data}
 
 

@@ -176,23 +176,25 @@ class Checked:
         for name, read in _bounded(typing.cast(Any, type(self))).items():
             try:
                 read(getattr(self, name))
-            except Misfit as misfit:
+            except ValidationError as mismatch:
                 owner = type(self).__qualname__.removesuffix(".Options").rpartition(".")[2]
-                raise ConfigError(misfit.at(f"{owner}.{name}")) from None
+                raise ConfigError(mismatch.at(f"{owner}.{name}")) from None
 
 
 def check_order(holder: Any, low: str, high: str) -> None:
     """Raise `ConfigError` unless one field is not above another."""
     first, last = getattr(holder, low), getattr(holder, high)
     if first > last:
-        raise ConfigError(f"{low} is {show(first)}, above {high} = {show(last)}; expected {low} <= {high}")
+        raise ConfigError(
+            f"{low} is {format_value(first)}, above {high} = {format_value(last)}; expected {low} <= {high}"
+        )
 
 
 def check_unused(holder: Any, why: str, *names: str) -> None:
     """Raise `ConfigError` for a field that differs from its default where, as `why` says, it changes nothing."""
     for item in fields(holder):
         if item.name in names and (value := getattr(holder, item.name)) != item.default:
-            raise ConfigError(f"{item.name} is {show(value)}, which changes nothing: {why}; leave it out")
+            raise ConfigError(f"{item.name} is {format_value(value)}, which changes nothing: {why}; leave it out")
 
 
 # Reading
@@ -217,7 +219,7 @@ def construct(cls: type[T], options: Mapping[str, Any], *, place: str) -> T:
     return made
 
 
-def plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """The inverse of `structure`: JSON's and YAML's kinds of value."""
     kind: Any = type(value)
     return value if kind in _PLAIN else _writer(kind)(value)
@@ -231,7 +233,7 @@ def written_as_text(cls: type, parse: Callable[[str], Any]) -> None:
     _TEXTS[cls] = parse
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for a message: one line, cut when long."""
     try:
         text = repr(value)
@@ -241,7 +243,7 @@ def show(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
 
 
-class Misfit(Exception):
+class ValidationError(Exception):
     """A value that does not fit. The way to it is added on the way out, innermost step first."""
 
     def __init__(self, says: str) -> None:
@@ -250,9 +252,9 @@ class Misfit(Exception):
         self.path: list[str] = []
 
     @classmethod
-    def of(cls, value: Any, expected: str, choices: Iterable[Any] = ()) -> Misfit:
+    def of(cls, value: Any, expected: str, choices: Iterable[Any] = ()) -> ValidationError:
         meant = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-        return cls(f" is {show(value)}; expected {expected}{meant and '.' + meant}")
+        return cls(f" is {format_value(value)}; expected {expected}{meant and '.' + meant}")
 
     def at(self, place: str) -> str:
         text = place + "".join(reversed(self.path)) + self.says
@@ -262,8 +264,8 @@ class Misfit(Exception):
 def _run(read: _Read, value: Any, place: str, error: type[SelfcestError]) -> Any:
     try:
         return read(value)
-    except Misfit as misfit:
-        raise error(misfit.at(place)) from misfit.__cause__
+    except ValidationError as mismatch:
+        raise error(mismatch.at(place)) from mismatch.__cause__
 
 
 _PLAIN = frozenset[type]((bool, int, float, str, types.NoneType))
@@ -308,7 +310,7 @@ def _one_of(choices: Iterable[Any]) -> str:
 
 
 def _reader(type_: Any, expected: str = "") -> _Read:
-    """A function that makes a value of this type from a plain one, or raises `Misfit`."""
+    """A function that makes a value of this type from a plain one, or raises `ValidationError`."""
     origin, args, expected = typing.get_origin(type_), typing.get_args(type_), expected or _expected(type_)
     if type_ is Any or type_ is object:
         return lambda value: value
@@ -348,7 +350,7 @@ def _is(origin: Any, kind: type) -> bool:
 def _bool(expected: str) -> _Read:
     def read(value: Any) -> bool:
         if type(value) is not bool:
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         return value
 
     return read
@@ -359,7 +361,7 @@ def _int(expected: str) -> _Read:
         if type(value) is int:
             return value
         if isinstance(value, bool) or not isinstance(value, Integral):  # which those of NumPy are
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         return int(value)
 
     return read
@@ -370,11 +372,11 @@ def _float(expected: str) -> _Read:
         if type(value) is float:
             return value
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         try:
             return float(value)
         except OverflowError:
-            raise Misfit.of(value, expected) from None
+            raise ValidationError.of(value, expected) from None
 
     return read
 
@@ -382,7 +384,7 @@ def _float(expected: str) -> _Read:
 def _str(expected: str) -> _Read:
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         return str.__str__(value)
 
     return read
@@ -399,7 +401,7 @@ def _annotated(base: Any, metadata: Sequence[Any], expected: str) -> _Read:
     def read(value: Any) -> Any:
         made = read_base(value)
         if not all(bound.holds(made) for bound in bounds):
-            raise Misfit.of(value, expected, choices)
+            raise ValidationError.of(value, expected, choices)
         return made
 
     return _or_one(read, expected) if any(isinstance(item, OrOne) for item in metadata) else read
@@ -411,10 +413,10 @@ def _or_one(read_list: _Read, expected: str) -> _Read:
             return read_list(value)
         try:
             return read_list([value])
-        except Misfit as misfit:
-            if misfit.path:  # the value itself is wrong, and the message must not say `[0]`
-                raise Misfit(misfit.says) from None
-            raise Misfit.of(value, expected) from None
+        except ValidationError as mismatch:
+            if mismatch.path:  # the value itself is wrong, and the message must not say `[0]`
+                raise ValidationError(mismatch.says) from None
+            raise ValidationError.of(value, expected) from None
 
     return read
 
@@ -428,16 +430,16 @@ def _union(members: Sequence[Any], expected: str) -> _Read:
     def read(value: Any) -> Any:
         if type(value) in as_it_is:
             return value
-        misfits = []
+        mismatches = []
         for read_member in readers:
             try:
                 return read_member(value)
-            except Misfit as misfit:
-                misfits.append(misfit)
-        for found in misfits:
-            if found.path or len(misfits) == 1:  # it got inside the value, or there is no other
+            except ValidationError as mismatch:
+                mismatches.append(mismatch)
+        for found in mismatches:
+            if found.path or len(mismatches) == 1:  # it got inside the value, or there is no other
                 raise found
-        raise Misfit.of(value, expected)
+        raise ValidationError.of(value, expected)
 
     return read
 
@@ -451,7 +453,7 @@ def _choice(choices: Sequence[Any], expected: str) -> _Read:
         try:
             return known[type(value), value]
         except (KeyError, TypeError):
-            raise Misfit.of(value, expected, values) from None
+            raise ValidationError.of(value, expected, values) from None
 
     return read
 
@@ -462,7 +464,7 @@ def _sequence(item: Any, make: Callable[[Iterable[Any]], Any], expected: str) ->
 
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)):  # a text is a sequence too
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         if as_it_is.issuperset(map(type, value)):  # thousands of token ids at a time
             return make(value)
         return make([_at(f"[{i}]", read_item, item) for i, item in enumerate(value)])
@@ -475,7 +477,7 @@ def _fixed(items: Sequence[Any], expected: str) -> _Read:
 
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or len(value) != len(readers):
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         return tuple(_at(f"[{i}]", readers[i], item) for i, item in enumerate(value))
 
     return read
@@ -490,13 +492,13 @@ def _mapping(key_type: Any, item_type: Any, expected: str) -> _Read:
             return int(key)  # JSON writes every key as a text
         try:
             return read_key(key)
-        except Misfit as misfit:
+        except ValidationError as mismatch:
             quotes = "; write it in quotes" if _base(key_type) is str and not isinstance(key, str) else ""
-            raise Misfit(f" has a key that{misfit.says}{quotes}") from None
+            raise ValidationError(f" has a key that{mismatch.says}{quotes}") from None
 
     def read(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         if keys_as_they_are.issuperset(map(type, value)) and as_it_is.issuperset(map(type, value.values())):
             return dict(value)
         return {key_of(key): _at(_step(key), read_item, item) for key, item in value.items()}
@@ -509,11 +511,11 @@ def _text(cls: type, expected: str) -> _Read:
         if isinstance(value, cls):
             return value
         if not isinstance(value, str):
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         try:
             return _TEXTS[cls](value)
         except ValueError as error:
-            raise Misfit(f": {error}") from error
+            raise ValidationError(f": {error}") from error
 
     return read
 
@@ -529,7 +531,7 @@ def _object(type_: Any, expected: str) -> _Read:
 
     def read(value: Any) -> Any:
         if not isinstance(value, type_) if checkable else isinstance(value, (*_PLAIN, Mapping, list)):
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         return value
 
     return read
@@ -538,7 +540,7 @@ def _object(type_: Any, expected: str) -> _Read:
 def _constructor(cls: type, expected: str = "a mapping") -> _Read:
     def read(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise Misfit.of(value, expected)
+            raise ValidationError.of(value, expected)
         known = _parameters(cls)
         made = {}
         for key, item in value.items():
@@ -546,22 +548,24 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
             if read_item is None:
                 names = ", ".join(known.readers)
                 meant = did_you_mean(str(key), known.readers)
-                raise Misfit(f"{_step(key)} is unknown; {cls.__name__} has {names or 'no options'}.{meant}")
+                raise ValidationError(f"{_step(key)} is unknown; {cls.__name__} has {names or 'no options'}.{meant}")
             try:
                 made[key] = read_item(item)
-            except Misfit as misfit:
-                misfit.path.append(f".{key}")
+            except ValidationError as mismatch:
+                mismatch.path.append(f".{key}")
                 raise
         for name, text in known.required.items():
             if name not in made:
-                raise Misfit(f".{name} is missing; expected {text}")
+                raise ValidationError(f".{name} is missing; expected {text}")
         try:
             return cls(**made)
         except SelfcestError as error:
             of_field = str(error).partition(" ")[0] in known.readers
-            raise Misfit(f"{'.' if of_field else ': '}{error}") from error
+            raise ValidationError(f"{'.' if of_field else ': '}{error}") from error
         except Exception as error:
-            raise Misfit(f": {cls.__name__} refused its options with {type(error).__name__}: {error}") from error
+            raise ValidationError(
+                f": {cls.__name__} refused its options with {type(error).__name__}: {error}"
+            ) from error
 
     return read
 
@@ -612,11 +616,11 @@ def _writer(kind: type) -> Callable[[Any], Any]:
         return lambda member: member.value
     if is_dataclass(kind):
         names = [item.name for item in fields(kind) if item.init]
-        return lambda value: {name: plain(getattr(value, name)) for name in names}
+        return lambda value: {name: to_builtins(getattr(value, name)) for name in names}
     if issubclass(kind, Mapping):
-        return lambda value: {plain(key): plain(item) for key, item in value.items()}
+        return lambda value: {to_builtins(key): to_builtins(item) for key, item in value.items()}
     if issubclass(kind, (list, tuple)):
-        return lambda value: list(value) if _PLAIN.issuperset(map(type, value)) else list(map(plain, value))
+        return lambda value: list(value) if _PLAIN.issuperset(map(type, value)) else list(map(to_builtins, value))
     return lambda value: value
 
 
@@ -631,11 +635,11 @@ def _hints(cls: type) -> dict[str, Any]:
 def _at(step: str, read: _Read, value: Any) -> Any:
     try:
         return read(value)
-    except Misfit as misfit:
-        misfit.path.append(step)
+    except ValidationError as mismatch:
+        mismatch.path.append(step)
         raise
 
 
 def _step(key: Any) -> str:
     text = str(key)
-    return f".{text}" if text.isprintable() and len(text) <= 80 else f"[{show(key)}]"
+    return f".{text}" if text.isprintable() and len(text) <= 80 else f"[{format_value(key)}]"

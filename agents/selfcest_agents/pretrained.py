@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.weights import check_no_pickle
 from selfcest_env.errors import ConfigError, install_hint
-from selfcest_env.plugin import only_looks
+from selfcest_env.plugin import is_read_only
 from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Checked, OneOf
@@ -235,7 +235,7 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
     folder = cache / f"{file.stem}-{digest[:12]}"
     if folder.is_dir():
         return folder
-    if only_looks():
+    if is_read_only():
         raise ConfigError(
             f"{file} has not been converted yet, and a command that only looks loads no weights and writes no model; "
             "convert it with selfcest_agents.pretrained.convert_gguf, or name a folder that holds a config.json"
@@ -264,7 +264,7 @@ def _checkpoint(source: str) -> str:
 
 def _resolve(source: str | Path) -> str | Path:
     path = Path(source)
-    if str(source).startswith(HUB) and only_looks():
+    if str(source).startswith(HUB) and is_read_only():
         return _downloaded(str(source))
     if str(source).startswith(HUB):
         return str(source).removeprefix(HUB)

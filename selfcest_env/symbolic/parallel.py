@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from selfcest_env.checks import check_actions, check_agent, check_options, check_seed, check_snapshot
 from selfcest_env.draw import Image
 from selfcest_env.errors import GameError
-from selfcest_env.plugin import one_of
+from selfcest_env.plugin import check_choice
 from selfcest_env.roster import Population
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
@@ -96,9 +96,9 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
             generated_tokens=generated_tokens,
             token_cost=token_cost,
         )
-        self.population = Population(one_of("population", population, tuple(Population)))
-        self.observation_mode = one_of("observation_mode", observation_mode, OBSERVATION_MODES)
-        self.render_mode = one_of("render_mode", render_mode, (None, *RENDER_MODES))
+        self.population = Population(check_choice("population", population, tuple(Population)))
+        self.observation_mode = check_choice("observation_mode", observation_mode, OBSERVATION_MODES)
+        self.render_mode = check_choice("render_mode", render_mode, (None, *RENDER_MODES))
         self._batch = BatchDelegation(self.rules, 1, max_cycles=max_cycles)
         self._screen = Screen()
         self._started = False

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from selfcest_env.checks import MAX_SEED, check_options, check_seed
 from selfcest_env.draw import Image
 from selfcest_env.errors import ConfigError, GameError, is_whole
-from selfcest_env.plugin import one_of
+from selfcest_env.plugin import check_choice
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.parallel import parse_action
@@ -60,7 +60,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
         **limits: Any,
     ) -> None:
         self.rules = make_rules(task, task_options, **limits)
-        self.render_mode = one_of("render_mode", render_mode, (None, *RENDER_MODES))
+        self.render_mode = check_choice("render_mode", render_mode, (None, *RENDER_MODES))
         self._screen = Screen()
         self._game = BatchDelegation(self.rules, 1, max_cycles=max_cycles)
         self.observation_space, self.action_space = serial_spaces(self.rules)
@@ -136,7 +136,7 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
     ) -> None:
         self.rules = make_rules(task, task_options, **limits)
         self.num_envs = num_envs
-        self.render_mode = one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        self.render_mode = check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self._game = BatchDelegation(self.rules, num_envs, max_cycles=max_cycles)
         self.single_observation_space, self.single_action_space = serial_spaces(self.rules)
         self.observation_space = batch_space(self.single_observation_space, num_envs)

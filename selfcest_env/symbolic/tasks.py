@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, is_whole
-from selfcest_env.plugin import Registry, build, one_of
+from selfcest_env.plugin import Registry, build, check_choice
 from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
 
 Symbols = NDArray[np.int8]
@@ -267,7 +267,7 @@ class Cells:
     def __post_init__(self) -> None:
         check_whole("cells", self.cells, 2, MAX_ITEMS)
         check_whole("modulus", self.modulus, 2, MAX_MODULUS)
-        one_of("coupling", self.coupling, COUPLINGS)
+        check_choice("coupling", self.coupling, COUPLINGS)
         _check_probability("hidden", self.hidden)
 
     @property

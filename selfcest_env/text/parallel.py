@@ -15,7 +15,7 @@ from gymnasium import spaces
 from selfcest_env.checks import check_agent, check_seed, check_snapshot, check_text
 from selfcest_env.draw import Image, draw
 from selfcest_env.errors import ConfigError, GameError, TaskError, is_whole
-from selfcest_env.plugin import one_of
+from selfcest_env.plugin import check_choice
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.render import nodes_of_kernel, render_kernel
@@ -115,8 +115,8 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
             unlimited = value is None and name == "max_cycles"
             if not unlimited and not is_whole(value, 1, sys.maxsize):
                 raise ConfigError(f"{name} is {value!r}; expected a whole number >= 1")
-        self.render_mode = one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
-        self.population = Population(one_of("population", population, tuple(Population)))
+        self.render_mode = check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        self.population = Population(check_choice("population", population, tuple(Population)))
         self.limits, self.reward, self.order = limits, find_reward(reward), check_callable("order", order)
         self.max_cycles, self.max_chars, self.max_task_chars = max_cycles, max_chars, max_task_chars
         protocol = PlainTextProtocol(find_protocol(protocol))

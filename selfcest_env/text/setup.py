@@ -11,7 +11,7 @@ from typing_extensions import get_protocol_members
 
 from selfcest_env.checks import check_mapping, check_options
 from selfcest_env.errors import ConfigError, TaskError
-from selfcest_env.plugin import one_of
+from selfcest_env.plugin import check_choice
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.reward import PRESETS, Reward, make_reward
 from selfcest_env.tasks import TaskSource, make_source
@@ -60,7 +60,7 @@ def check_task(task: object, found: str) -> None:
 def find_counter(counter: TokenCounter | str) -> TokenCounter:
     """A counter by name, or the counter itself."""
     if isinstance(counter, str):
-        return COUNTERS[one_of("counter", counter, tuple(COUNTERS))]()
+        return COUNTERS[check_choice("counter", counter, tuple(COUNTERS))]()
     _check_members("counter", counter, TokenCounter, tuple(COUNTERS))
     return counter
 

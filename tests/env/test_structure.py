@@ -27,8 +27,8 @@ from selfcest_env.structure import (
     Positive,
     Seed,
     construct,
-    plain,
     structure,
+    to_builtins,
 )
 
 SHAPES = ("square", "round")
@@ -119,7 +119,7 @@ def test_what_is_made_and_that_it_can_be_written_again() -> None:
     assert (made.cap, made.parts, made.level, made.shape) == (expected.cap, expected.parts, Level.HIGH, "square")
     assert made.by_number == {7: Colour.RED, 8: Colour.BLUE}
     assert all(isinstance(colour, Colour) for colour in (made.colour, *made.colours, *made.by_number.values()))
-    written = plain(made)
+    written = to_builtins(made)
     assert structure(written, Sample) == made
     assert (written["level"], written["pair"], written["inner"]) == (2, [4, "b"], {"size": 2, "rate": 0.5})
     assert {type(colour) for colour in (written["colour"], *written["colours"])} == {str}
@@ -220,7 +220,7 @@ def test_finite_alone() -> None:
 
 
 def test_agent_ids_are_texts_whatever_was_imported() -> None:
-    said = "from selfcest_env.structure import plain, structure; from selfcest_env.types import AgentId\n"
+    said = "from selfcest_env.structure import to_builtins, structure; from selfcest_env.types import AgentId\n"
     said += "assert structure({'root.1': 2}, dict[AgentId, int]) == {AgentId((1,)): 2}\n"
-    said += "assert plain({AgentId((1,)): 2}) == {'root.1': 2}"
+    said += "assert to_builtins({AgentId((1,)): 2}) == {'root.1': 2}"
     subprocess.run([sys.executable, "-c", said], check=True)

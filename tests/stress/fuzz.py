@@ -54,7 +54,7 @@ from selfcest_env.errors import SelfcestError
 from selfcest_env.graders import GRADERS, Grader
 from selfcest_env.protocol import Reply
 from selfcest_env.record import from_json, read_episodes, to_json, write_episode
-from selfcest_env.structure import plain
+from selfcest_env.structure import to_builtins
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.files import read_records
 from selfcest_env.text.hermes import HermesProtocol
@@ -614,7 +614,7 @@ def shipped(kind: str) -> dict[str, Any]:
             "budgets": [2048, 8192],
             "cells": [{"family": "sums", "size": "2"}],
         }
-    values: dict[str, Any] = plain(load_config(ROOT / "training/configs/when/exact.yaml"))
+    values: dict[str, Any] = to_builtins(load_config(ROOT / "training/configs/when/exact.yaml"))
     return values
 
 
@@ -645,7 +645,7 @@ def _draw_override(rng: random.Random) -> str:
 def _config(kind: str, data: Any) -> bool:
     config = parse_study(data) if kind == "study" else parse_config(data)
     read = parse_study if kind == "study" else parse_config
-    assert repr(read(read_yaml(write_yaml(plain(config)), "fuzz"))) == repr(config), "another config once written"
+    assert repr(read(read_yaml(write_yaml(to_builtins(config)), "fuzz"))) == repr(config), "another config once written"
     return False
 
 

@@ -417,13 +417,13 @@ def test_a_group_filter_of_release_0_1_is_refused_with_the_new_names(monkeypatch
         return [EntryPoint("old", "old_package:OldGate", group)] if group == "selfcest.gate" else []
 
     monkeypatch.setattr(plugin, "entry_points", entry_points)
-    plugin._installed.cache_clear()
+    plugin._find_entry_points.cache_clear()
     with pytest.raises(PlugInError, match=r"'old': .* group selfcest.gate, which is now called selfcest.group_filter;"):
         make_group_filter(PlugIn("old"), "rl.group_filter")
     with pytest.raises(ConfigError, match="unknown group filter 'older'"):
         make_group_filter(PlugIn("older"), "rl.group_filter")
     assert make_group_filter(PlugIn("all"), "rl.group_filter") == KeepAll(), "what is built in is not in the way"
-    plugin._installed.cache_clear()
+    plugin._find_entry_points.cache_clear()
 
 
 def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:

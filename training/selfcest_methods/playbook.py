@@ -37,7 +37,7 @@ from selfcest_env.protocol import Note
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward
 from selfcest_env.stored import stored_as, to_stored
-from selfcest_env.structure import Checked, Count, Size, plain, structure
+from selfcest_env.structure import Checked, Count, Size, structure, to_builtins
 from selfcest_env.tasks import TaskSource
 from selfcest_env.tasks.source import identity_of
 from selfcest_env.text.wordings import Tell
@@ -114,7 +114,7 @@ class Playbook(Checked):
         return Tell(self.note(Role.ROOT), self.note(Role.CLONE))
 
     def to_json(self) -> str:
-        return json.dumps(plain(self), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(to_builtins(self), indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_file(cls, path: Path) -> Playbook:

@@ -27,7 +27,7 @@ from selfcest_env.structure import (
     Share,
     Size,
     construct,
-    plain,
+    to_builtins,
 )
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
@@ -358,7 +358,7 @@ def check_families(place: str, families: Iterable[str], tasks: Mapping[str, Plug
 
 def changed_limits(limits: Limits, changes: Mapping[str, int | None], place: str) -> Limits:
     """Limits with some of them replaced. Raises `ConfigError` that names one by its place in the config."""
-    return construct(Limits, {**plain(limits), **changes}, place=place)
+    return construct(Limits, {**to_builtins(limits), **changes}, place=place)
 
 
 def _check_tools(place: str, phase: Phase, limits: Limits) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selfcest_env.errors import ConfigError, did_you_mean
-from selfcest_env.structure import plain, show, structure
+from selfcest_env.structure import format_value, structure, to_builtins
 from selfcest_training.config import RunConfig
 from selfcest_training.files import digest
 from selfcest_training.yaml_text import read_yaml, write_yaml
@@ -45,7 +45,7 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
     for override in overrides:
         before = copy.deepcopy(data)
         apply_override(data, override)
-        additions += _added_keys(f"override {show(override)}", before, data)
+        additions += _added_keys(f"override {format_value(override)}", before, data)
     try:
         return parse(data)
     except ConfigError as error:
@@ -140,11 +140,11 @@ def _read(path: Path, seen: tuple[Path, ...], additions: list[_Addition]) -> dic
     if base is None:
         return data
     if not isinstance(base, str) or not base.isprintable():
-        raise ConfigError(f"{path}: extends is {show(base)}; expected the path of another config file")
+        raise ConfigError(f"{path}: extends is {format_value(base)}; expected the path of another config file")
     try:
         extended = _read(path.parent / base, (*seen, path.resolve()), additions)
     except ConfigError as error:
-        raise ConfigError(f"{path}: extends is {show(base)}: {error}") from error
+        raise ConfigError(f"{path}: extends is {format_value(base)}: {error}") from error
     merged = _merged(extended, data)
     additions += _added_keys(str(path), extended, merged)
     return merged
@@ -193,8 +193,8 @@ def check_extends_nothing(path: Path) -> None:
     data = read_yaml(_text(path), str(path)) if path.is_file() else {}
     if isinstance(data, dict) and data.get("extends") is not None:
         raise ConfigError(
-            f"{path}: extends is {show(data['extends'])}; expected a stored config with all of its keys: write the "
-            "keys of the other file into this one"
+            f"{path}: extends is {format_value(data['extends'])}; expected a stored config with all of its keys: write "
+            "the keys of the other file into this one"
         )
 
 
@@ -205,7 +205,7 @@ def parse_as(kind: type[T], data: Mapping[str, Any]) -> T:
 
 def dump_config(config: object) -> str:
     """The whole config as YAML, defaults written out; its own loader reads it back."""
-    return write_yaml(plain(config))
+    return write_yaml(to_builtins(config))
 
 
 def dump_run(config: RunConfig) -> str:
@@ -214,7 +214,7 @@ def dump_run(config: RunConfig) -> str:
 
 
 def _run_values(config: RunConfig) -> dict[str, Any]:
-    return {key: value for key, value in plain(config).items() if key != "cluster"}
+    return {key: value for key, value in to_builtins(config).items() if key != "cluster"}
 
 
 # Keys of configs that were renamed, each with the name that it had when it was first stored. A key that is renamed in
@@ -281,7 +281,7 @@ def _check_renamed(data: Any, place: str = "", parent: str = "") -> None:
         name = key if isinstance(data, list) else _current_key(parent, key)
         if name != key:
             current = with_current_keys({key: value}, parent)
-            raise ConfigError(f"{where} is now called {name}: write {name}: {show(current[name])}")
+            raise ConfigError(f"{where} is now called {name}: write {name}: {format_value(current[name])}")
         _check_renamed(value, where, parent if isinstance(data, list) else str(key))
 
 
@@ -318,9 +318,9 @@ def _differences(stored: Any, given: Any, place: str) -> Iterator[tuple[int, str
         for key in [*stored, *(key for key in given if key not in stored)]:
             inner = f"{place}.{_shown_key(key)}".removeprefix(".")
             if key not in given:
-                yield 1, f"{inner} stands only in the stored file, as {show(stored[key])}"
+                yield 1, f"{inner} stands only in the stored file, as {format_value(stored[key])}"
             elif key not in stored:
-                yield 1, f"{inner} stands only here, as {show(given[key])}"
+                yield 1, f"{inner} stands only here, as {format_value(given[key])}"
             else:
                 yield from _differences(stored[key], given[key], inner)
         if stored.keys() == given.keys() and list(stored) != list(given):  # variants are trained in their order
@@ -329,7 +329,7 @@ def _differences(stored: Any, given: Any, place: str) -> Iterator[tuple[int, str
         for position, (old, new) in enumerate(zip(stored, given, strict=True)):
             yield from _differences(old, new, f"{place}[{position}]")
     elif repr(stored) != repr(given):  # 1, 1.0 and True are equal, and different texts of a config
-        yield 0, f"{place} is {show(stored)} in the stored file and {show(given)} here"
+        yield 0, f"{place} is {format_value(stored)} in the stored file and {format_value(given)} here"
 
 
 def _has_mapping(values: Sequence[Any]) -> bool:
@@ -351,8 +351,8 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     """Set what `key.path=value` names, the value read as YAML. Raises `ConfigError` that quotes it."""
     path, equals, text = override.partition("=")
     if not equals or not path:
-        raise ConfigError(f"override {show(override)} is not of the form key.path=value, as in rl.steps=10")
-    value = read_yaml(text, f"override {show(override)}: the value")
+        raise ConfigError(f"override {format_value(override)} is not of the form key.path=value, as in rl.steps=10")
+    value = read_yaml(text, f"override {format_value(override)}: the value")
     *parents, leaf = path.split(".")
     node: Any = data
     for key in parents:
@@ -371,6 +371,6 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 def _index(override: str, node: Any, key: str) -> int:
     """The position that a path's number means in a list, as in `phases.0.tokens`."""
     if not isinstance(node, list) or not key.isdecimal() or len(key) > 9 or int(key) >= len(node):
-        length = f"a list of {len(node)}" if isinstance(node, list) else show(node)
-        raise ConfigError(f"override {show(override)}: {show(key)} leads nowhere in {length}")
+        length = f"a list of {len(node)}" if isinstance(node, list) else format_value(node)
+        raise ConfigError(f"override {format_value(override)}: {format_value(key)} leads nowhere in {length}")
     return int(key)

@@ -17,7 +17,7 @@ from typing import Any
 
 from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
-from selfcest_env.structure import plain
+from selfcest_env.structure import to_builtins
 from selfcest_training.files import open_for_append
 
 SESSIONS = "sessions.jsonl"
@@ -33,7 +33,7 @@ def session(folder: Path, cluster: object = None) -> Iterator[None]:
     The last line of a session that was killed is missing: how long it took is not known.
     """
     file, start = folder / SESSIONS, time.monotonic()
-    on = {} if cluster is None else {"cluster": plain(cluster)}
+    on = {} if cluster is None else {"cluster": to_builtins(cluster)}
     append_json(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine(), **on})
     try:
         yield

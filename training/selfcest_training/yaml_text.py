@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.structure import show
+from selfcest_env.structure import format_value
 
 MAX_VALUES = 100_000  # of one text, once its aliases are written out
 MAX_DEPTH = 200
@@ -113,7 +113,7 @@ def _check_once(node: yaml.MappingNode, what: str) -> None:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 line = key.start_mark.line + 1
-                raise ConfigError(f"{what}, line {line}: the key {show(key.value)} stands twice; remove one")
+                raise ConfigError(f"{what}, line {line}: the key {format_value(key.value)} stands twice; remove one")
             seen.add(key.value)
 
 
@@ -125,4 +125,6 @@ def _unshared(value: Any, what: str) -> Any:
         return [_unshared(item, what) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise ConfigError(f"{what} has {show(value)}, which YAML takes for a {type(value).__name__}; write it in quotes")
+    raise ConfigError(
+        f"{what} has {format_value(value)}, which YAML takes for a {type(value).__name__}; write it in quotes"
+    )

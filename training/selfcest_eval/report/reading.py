@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfcest_env.errors import RecordError
-from selfcest_env.structure import show
+from selfcest_env.structure import format_value
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.policies import is_seeded
 from selfcest_eval.play.results import Result
@@ -108,8 +108,9 @@ def check_places(config: StudyConfig, results: Sequence[Result], file: Path) -> 
                 shown = " ".join(value) if isinstance(value, tuple) else value
                 choices = [" ".join(one) if isinstance(one, tuple) else one for one in known[what]]
                 raise RecordError(
-                    f"{file} has a result of the {what} {show(shown)}, which the config of its folder lacks; expected "
-                    f"one of {show(choices)}: put the {what} back into the config, or move the file away and --resume"
+                    f"{file} has a result of the {what} {format_value(shown)}, which the config of its folder lacks; "
+                    f"expected one of {format_value(choices)}: put the {what} back into the config, or move the file "
+                    "away and --resume"
                 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError
-from selfcest_env.structure import plain
+from selfcest_env.structure import to_builtins
 from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
@@ -114,7 +114,7 @@ def config_of(folder: Path) -> RunConfig | StudyConfig:
 
 def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
     """Equal for runs that differ in their seeds alone; two with a seed in common are two."""
-    same = repr({key: value for key, value in plain(config).items() if key not in _OF_A_FOLDER})
+    same = repr({key: value for key, value in to_builtins(config).items() if key not in _OF_A_FOLDER})
     taken = {seed for other in runs.get(same, ()) for seed in other.seeds}
     return f"{same} {config.folder}" if taken & set(config.seeds) else same
 

@@ -29,7 +29,7 @@ from selfcest_agents.server_counts import Counts, server_metrics, tallied
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
-from selfcest_env.structure import plain
+from selfcest_env.structure import to_builtins
 from selfcest_env.types import Limits, Role
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.partition import check_ranks
@@ -160,7 +160,7 @@ class Job:
             self.account = self._account_of(read_state(checkpoint))
         self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in LOGS}
         self._open()
-        board_job = BoardJob(self.config.name, str(self.id), self.folder, plain(self.config))
+        board_job = BoardJob(self.config.name, str(self.id), self.folder, to_builtins(self.config))
         with (
             closing(self._logs["episodes.jsonl"]),
             MetricsLog(self._logs["metrics.jsonl"]) as log,
