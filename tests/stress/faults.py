@@ -468,9 +468,9 @@ def in_call(owner: Any, name: str, nth: int, touch: int, act: Callable[[], None]
 
 def half_a_write(nth: int, act: Callable[[], None]) -> None:
     """Half of the n-th text that is appended to a log, and then something happens."""
-    from selfcest_training.files import Growing
+    from selfcest_training.files import AppendLog
 
-    append, count = Growing.append, [0]
+    append, count = AppendLog.append, [0]
 
     def wrapped(self: Any, text: str) -> None:
         count[0] += 1
@@ -481,7 +481,7 @@ def half_a_write(nth: int, act: Callable[[], None]) -> None:
         else:
             append(self, text)
 
-    Growing.append = wrapped  # type: ignore[method-assign]
+    AppendLog.append = wrapped  # type: ignore[method-assign]
 
 
 PLACES = ("warm start", "rollout", "replays", "credit", "update", "checkpoint", "line of a log", "model", "evaluation",

@@ -16,7 +16,7 @@ import pytest
 from test_job import config, rows
 
 from selfcest_env.errors import ConfigError, InfrastructureError
-from selfcest_training.files import Extent, Growing
+from selfcest_training.files import AppendLog, FileOffset
 from selfcest_training.run import boards
 from selfcest_training.run.boards import BOARDS, BoardJob, Trackio, WeightsAndBiases, check_boards
 from selfcest_training.run.job import Job, JobId
@@ -148,7 +148,7 @@ KEPT: list[Recording] = []
 def test_boards_are_told_every_row_and_closed_whatever_happens(tmp_path: Path) -> None:
     KEPT.clear()
     good, bad = Recording(board_job(tmp_path)), Recording(BoardJob("r", "bad", tmp_path, {}))
-    log = MetricsLog(Growing(tmp_path / "m.jsonl", Extent()))
+    log = MetricsLog(AppendLog(tmp_path / "m.jsonl", FileOffset()))
     log.tell(good)
     log.tell(bad)
     with pytest.raises(OSError, match="no"), log:

@@ -29,7 +29,7 @@ from selfcest_eval.report.page import write_report_page
 from selfcest_training import lock, session
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.faults import logged
-from selfcest_training.files import Extent, Growing, open_for_append, replace_text, write_text
+from selfcest_training.files import AppendLog, FileOffset, open_for_append, replace_text, write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import run
 from selfcest_training.run.progress import ProgressFile
@@ -39,7 +39,7 @@ OWNER = """
 import os, signal, sys, time
 from pathlib import Path
 from selfcest_training.faults import logged
-from selfcest_training.files import Extent, Growing, replace_text, write_text
+from selfcest_training.files import FileOffset, AppendLog, replace_text, write_text
 from selfcest_training.lock import locked
 # Who runs in the background inherits that these are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -184,7 +184,7 @@ def write_into(folder: Path, name: str) -> None:
     elif name == "sessions.jsonl":
         session.append_json(folder / name, {"a": 1})
     elif name == "metrics.jsonl":
-        Growing(folder / name, Extent()).append("x")
+        AppendLog(folder / name, FileOffset()).append("x")
     elif name == "progress.json":
         ProgressFile(folder).report("rl", 0.5, "", 7)
     elif name == "episodes.jsonl":

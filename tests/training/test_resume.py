@@ -40,7 +40,7 @@ from selfcest_training.config import RunConfig
 from selfcest_training.config_file import differing_keys, dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.faults import exit_code
-from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
+from selfcest_training.files import AppendLog, FileOffset, atomic_write, digest, digests, remove_partials, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
 from selfcest_training.run.checkpoint import TrainState, checkpoints, newest_whole, read_state, save_checkpoint
@@ -406,7 +406,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint_and_nothing_el
             shutil.copytree(tmp_path / "before", folder)
             state = TrainState("rl", last, cpu_seconds=1.0)
             killed = killed_at(moment, lambda: save_checkpoint(folder, LearnerState.of(model, optimizer), state))  # noqa: B023
-            tidy(folder)
+            remove_partials(folder)
             found = newest_whole(folder.parent)
             assert found is not None
             assert read_state(found[0]) in (TrainState("rl", 1), TrainState("rl", 2), state)
@@ -425,7 +425,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
         path.write_text("before", encoding="utf-8")
         killed = killed_at(moment, lambda: write_text(path, "after" * 10_000))
         assert path.read_text(encoding="utf-8") in ("before", "after" * 10_000)
-        tidy(tmp_path)
+        remove_partials(tmp_path)
         assert [path] == list(tmp_path.iterdir())
         if not killed:
             break
@@ -512,7 +512,7 @@ def test_a_full_disk_leaves_what_was_there(base: Job, tmp_path: Path, full_disk:
 
 
 def test_a_library_that_says_full_in_its_own_way_is_understood(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left on device: '.*model'") as caught, whole(tmp_path / "model"):
+    with pytest.raises(OSError, match="No space left on device: '.*model'") as caught, atomic_write(tmp_path / "model"):
         raise ValueError("Error while serializing: I/O error: No space left on device (os error 28)")
     assert caught.value.errno == errno.ENOSPC
 
@@ -521,7 +521,7 @@ def test_a_log_that_does_not_fit_says_which(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         files, "open_for_append", lambda path, **_: path.open("ab", buffering=0)
     )  # which takes no device by itself
-    log = Growing(Path("/dev/full"), Extent())
+    log = AppendLog(Path("/dev/full"), FileOffset())
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         log.append("row\n")
     log.close()

@@ -28,7 +28,7 @@ from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import read_results
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import apply, in_groups
-from selfcest_training.files import readable, whole, write_text
+from selfcest_training.files import atomic_write, readable, write_text
 
 # A plain install has none of what these import, and prints trees.
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def write_figures(
     for out, render in ((svg, figure.svg), (gif, figure.gif)):
         if out is not None:
             drawn = render(record)
-            with whole(out) as partial:
+            with atomic_write(out) as partial:
                 partial.write_bytes(drawn.encode() if isinstance(drawn, str) else drawn)
             size = out.stat().st_size / 1e3
             line = f"{out}: episode {record.episode_id}, {size:.0f} kB"

@@ -17,7 +17,7 @@ from selfcest_lab.games import GAMES
 from selfcest_lab.judge import ALPHA, MIN_EXACT_EFFECT, MIN_SAMPLED_EFFECT
 from selfcest_lab.measure import LabReport, Measurement
 from selfcest_training.credit import Promise
-from selfcest_training.files import whole, write_text
+from selfcest_training.files import atomic_write, write_text
 
 _NOTABLE = 0.05  # p-value before correction below which the verdict names a sampled cell that is not refuted
 # Column heads are keys of the stored tables.
@@ -201,7 +201,7 @@ def write_report(report: LabReport, folder: Path) -> list[Path]:
     plot_path = folder / "lab.png"
     write_text(markdown_path, markdown(report))
     records = [_flat_record(cell) for cell in report.cells]
-    with whole(csv_path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(csv_path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
         writer.writerows(records)
@@ -271,5 +271,5 @@ def plot(report: LabReport, path: Path) -> None:
     axes[0].set_ylabel("clones' variance / squared gradient")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=130)

@@ -83,14 +83,14 @@ def refuse_linked_folders(folder: Path) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Where to write what will be the file or the folder `path`.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a hidden path to write to. When the block ends, the hidden path replaces the file or folder `path`.
 
-    It gets its name when the block has ended and all of it is on the disk, in the place of what had the name before. A
-    block that raises leaves nothing. A kill leaves hidden files, which `tidy` removes.
+    The rename happens after everything has been flushed to the disk. A block that raises leaves `path` as it was. A
+    killed process leaves the hidden path behind; `remove_partials` removes it.
 
     Raises:
-        OSError: it cannot be written, also where a library of Rust says so in its own way.
+        OSError: the path cannot be written. An error of a Rust library that quotes an OS error becomes one too.
     """
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     _delete(partial)
@@ -119,8 +119,8 @@ def _os_error(error: Exception) -> int | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file of this text, `whole`."""
-    with whole(path) as partial, create(partial) as file:
+    """Write a text file with `atomic_write`."""
+    with atomic_write(path) as partial, create(partial) as file:
         file.write(text)
 
 
@@ -145,8 +145,8 @@ def remove(folder: Path, but: Path | None = None) -> None:
     _delete(hidden)
 
 
-def tidy(folder: Path) -> None:
-    """Remove what a kill has left in a folder of an unfinished `whole` or `remove`."""
+def remove_partials(folder: Path) -> None:
+    """Remove the hidden paths that a killed `atomic_write` or `remove` has left in a folder."""
     for prefix in (_PARTIAL, _REMOVED):
         for path in folder.glob(f"{prefix}*"):
             _delete(path)
@@ -192,39 +192,39 @@ def _digest(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Extent:
+class FileOffset:
     """How far a file that only grows had come: its bytes, and their SHA-256."""
 
     size: int = 0
     sha256: str = hashlib.sha256().hexdigest()
 
 
-def extent_of(path: Path) -> Extent:
+def measure_offset(path: Path) -> FileOffset:
     """Of a file that is done."""
-    return Extent(path.stat().st_size, _digest(path))
+    return FileOffset(path.stat().st_size, _digest(path))
 
 
-class Growing:
+class AppendLog:
     """A file to which text is appended.
 
     Args:
         path: of the file; made with the first text.
-        extent: where to go on. What stands after it is removed.
+        offset: where to go on. What stands after it is removed.
 
     Raises:
-        RecordError: the file does not begin with what the extent says.
+        RecordError: the file does not begin with what the offset says.
     """
 
-    def __init__(self, path: Path, extent: Extent) -> None:
+    def __init__(self, path: Path, offset: FileOffset) -> None:
         self._path = path
-        self._size = extent.size
+        self._size = offset.size
         if os.path.lexists(path):
             with open_for_append(path) as file:
-                self._hash = _hash_of(path, extent)
-                if file.seek(0, os.SEEK_END) > extent.size:
-                    file.truncate(extent.size)
+                self._hash = _hash_of(path, offset)
+                if file.seek(0, os.SEEK_END) > offset.size:
+                    file.truncate(offset.size)
         else:
-            self._hash = _hash_of(path, extent)
+            self._hash = _hash_of(path, offset)
         self._file: BinaryIO | None = None
 
     def append(self, text: str) -> None:
@@ -241,24 +241,24 @@ class Growing:
         self._hash.update(data)
         self._size += len(data)
 
-    def extent(self) -> Extent:
+    def offset(self) -> FileOffset:
         """What has been appended so far, by now on the disk."""
         if self._file is not None:
             os.fsync(self._file.fileno())
-        return Extent(self._size, self._hash.hexdigest())
+        return FileOffset(self._size, self._hash.hexdigest())
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
 
-def check_extent(path: Path, extent: Extent) -> None:
-    """Raise `RecordError` if a file does not begin with what an extent says."""
-    _hash_of(path, extent)
+def check_offset(path: Path, offset: FileOffset) -> None:
+    """Raise `RecordError` if a file does not begin with what an offset says."""
+    _hash_of(path, offset)
 
 
-def _hash_of(path: Path, extent: Extent) -> hashlib._Hash:
-    found, left = hashlib.sha256(), extent.size
+def _hash_of(path: Path, offset: FileOffset) -> hashlib._Hash:
+    found, left = hashlib.sha256(), offset.size
     if path.exists():
         with path.open("rb") as file:
             while left and (data := file.read(min(left, 1 << 20))):
@@ -266,7 +266,7 @@ def _hash_of(path: Path, extent: Extent) -> hashlib._Hash:
                 left -= len(data)
     if left:
         raise RecordError(f"{path} is {'cut' if path.exists() else 'gone'}")
-    if found.hexdigest() != extent.sha256:
+    if found.hexdigest() != offset.sha256:
         raise RecordError(f"{path} is damaged")
     return found
 

@@ -10,7 +10,7 @@ import numpy as np
 from selfcest_baselines.bench.runs import Results, export
 from selfcest_baselines.bench.summary import Scores, aggregate, mean, paired, profile, scores
 from selfcest_env.symbolic.scenarios import SCENARIOS
-from selfcest_training.files import whole, write_text
+from selfcest_training.files import atomic_write, write_text
 
 _THRESHOLDS = np.linspace(0, 1, 101)
 
@@ -107,7 +107,7 @@ def draw(results: Results, file: Path) -> None:
     axis.set_xlabel("normalised return: 0 random, 1 optimal play")
     axis.set_ylabel("share of runs above")
     axis.set_ylim(0, 1)
-    with whole(file) as partial:
+    with atomic_write(file) as partial:
         figure.savefig(partial, dpi=110)
     pyplot.close(figure)
 

@@ -15,7 +15,7 @@ from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
 from selfcest_eval.stats.statistics import Estimate, over_seeds
 from selfcest_training.config import RunConfig
-from selfcest_training.files import whole
+from selfcest_training.files import atomic_write
 
 _BINS = 10
 _USED = ("step", "sampled_tokens", "compute_tokens", "cpu_seconds")
@@ -139,7 +139,7 @@ def _text(value: Estimate | None) -> str:
 
 def write_curves(curves: Sequence[Curve], path: Path) -> None:
     """A CSV: variant, sampled tokens at the end of the bin, mean return and both ends of its interval."""
-    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["variant", "sampled_tokens", "return", "return_low", "return_high"])
         for curve in curves:
@@ -164,5 +164,5 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
     axis.set(xlabel="sampled tokens, replays included", ylabel="mean return of training episodes")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=130)

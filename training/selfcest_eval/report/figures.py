@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_eval.play.costs import cost_name
 from selfcest_eval.report.learning import Series, title
-from selfcest_training.files import whole
+from selfcest_training.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,6 +126,6 @@ def _finish(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> No
         figure.legend(handles.values(), handles.keys(), fontsize=9, loc="outside lower center", ncols=3, frameon=False)
     for path in paths:
         kind = path.suffix.removeprefix(".")
-        with whole(path) as partial, mpl.rc_context({"svg.hashsalt": "selfcest", "svg.fonttype": "none"}):
+        with atomic_write(path) as partial, mpl.rc_context({"svg.hashsalt": "selfcest", "svg.fonttype": "none"}):
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
             figure.savefig(partial, dpi=160, format=kind, metadata=metadata)

@@ -26,7 +26,7 @@ from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import Curves, by_family, rows_of
 from selfcest_training.config_file import dump_config
-from selfcest_training.files import refuse_linked_folder, whole, write_text
+from selfcest_training.files import atomic_write, refuse_linked_folder, write_text
 from selfcest_training.session import gpu_seconds
 
 FIGURE_METRICS = 9  # panels of the figure of learning curves, the first of the page
@@ -382,7 +382,7 @@ def _delegation_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _csv(path: Path, heads: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(heads)
         writer.writerows(lines)

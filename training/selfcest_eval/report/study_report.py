@@ -32,7 +32,7 @@ from selfcest_eval.stats.frontier import (
 )
 from selfcest_eval.stats.statistics import MISSING, Estimate
 from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
-from selfcest_training.files import whole, write_text
+from selfcest_training.files import atomic_write, write_text
 
 SOLVED = 0.9  # of the smallest size of a family, by a baseline that deserves the name
 CHEAP = 0.9  # of what the perfect player spends: with a lower accuracy than SOLVED, cheap because it fails
@@ -233,7 +233,7 @@ def write_csv(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
     under `perfect_execution_STYLE_*`.
     """
     further = list(dict.fromkeys(style for row in rows for style in [*row.point.perfect_execution][1:]))
-    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["family", "size", "shift", "budget", "strategy", "instances"]
@@ -329,7 +329,7 @@ def at_equal_accuracies(found: Sequence[PairedComparison], reading: Reading) -> 
 def write_equal_accuracy(found: Sequence[PairedComparison], reading: Reading, path: Path) -> None:
     """The same as a CSV: both accuracies, the interval of their gap, and ratios with intervals where comparable."""
     names = ["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)]
-    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
@@ -489,7 +489,7 @@ def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> No
     axes[0].set_ylabel("accuracy")
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), fontsize=7, loc="outside lower center", ncols=4)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=130)
 
 
@@ -571,7 +571,7 @@ def write_page(page: Path, folder: Path, title: str, command: str, text: str, co
     pictures = []
     for cost in (*costs, WALL):
         picture = page.with_name(f"{page.stem}_{cost}.png")
-        with whole(picture) as partial:
+        with atomic_write(picture) as partial:
             shutil.copyfile(folder / plot_name(cost), partial)
         pictures.append(f"![Accuracy against {cost_name(cost)}]({picture.name})")
     block = f"```bash\n{command}\n```"

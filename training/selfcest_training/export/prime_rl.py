@@ -13,7 +13,7 @@ import numpy as np
 
 from selfcest_env.errors import ConfigError, RecordError, install_hint
 from selfcest_training.export.stored import Credited
-from selfcest_training.files import whole
+from selfcest_training.files import atomic_write
 
 try:
     import msgspec
@@ -73,7 +73,7 @@ def training_samples(data: Credited) -> list[TrainingSample]:
 
 def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
     """A file of them, there whole or not at all."""
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(msgspec.msgpack.encode(list(samples)))
 
 

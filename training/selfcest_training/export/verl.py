@@ -21,7 +21,7 @@ from torch import Tensor
 
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_training.export.stored import Credited, group_of
-from selfcest_training.files import whole
+from selfcest_training.files import atomic_write
 
 _HEADER = "selfcest_verl"
 
@@ -94,7 +94,7 @@ def batch_of(data: Credited, pad_id: int = 0) -> Batch:
 def write_batch(path: Path, batch: Batch) -> None:
     """A file of it, there whole or not at all."""
     header = json.dumps({"non_tensors": dict(batch.non_tensors), "meta_info": dict(batch.meta_info)})
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         save_file({name: tensor.clone() for name, tensor in batch.tensors.items()}, partial, {_HEADER: header})
 
 

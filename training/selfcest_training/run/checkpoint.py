@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from selfcest_env.errors import RecordError, TrainingError
 from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import structure
-from selfcest_training.files import Extent, check_extent, digest, digests, remove, whole
+from selfcest_training.files import FileOffset, atomic_write, check_offset, digest, digests, remove
 from selfcest_training.learner.state import LearnerState
 
 # torch and transformers take seconds to import, and a list of checkpoints needs neither.
@@ -103,7 +103,7 @@ class Manifest:
     """
 
     config: str = ""
-    logs: Mapping[str, Extent] = field(default_factory=dict)
+    logs: Mapping[str, FileOffset] = field(default_factory=dict)
     warm_start: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ def save_checkpoint(
     plain = _plain(memory or {}, "", tensors)
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{state.stage}_{state.step:06d}"
-    with whole(final) as partial:
+    with atomic_write(final) as partial:
         partial.mkdir()
         save_file(_apart(learner.weights), partial / _MODEL)
         save_file(_apart(learner.moments), partial / _OPTIMIZER)
@@ -170,8 +170,8 @@ def newest_whole(job: Path) -> tuple[Path, Manifest] | None:
             manifest = read_manifest(path)
             _check_digests(path, manifest.files)
             _check_digests(job / WARM_START, manifest.warm_start)
-            for name, extent in manifest.logs.items():
-                check_extent(job / name, extent)
+            for name, offset in manifest.logs.items():
+                check_offset(job / name, offset)
         except (RecordError, OSError) as error:
             damaged.append(f"{path.name}: {error}")
             continue

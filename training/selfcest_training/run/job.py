@@ -38,7 +38,7 @@ from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, Work
 from selfcest_training.config import CLONES, RunConfig, changed_limits
 from selfcest_training.config_file import run_digest
 from selfcest_training.families import make_families
-from selfcest_training.files import Extent, Growing, digests, extent_of, tidy, whole
+from selfcest_training.files import AppendLog, FileOffset, atomic_write, digests, measure_offset, remove_partials
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import OptimizerConfig
@@ -129,9 +129,9 @@ class Job:
         self._elsewhere: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
         self.account = self._account_of(TrainState())
         self._opened = ExitStack()
-        self._logs: Mapping[str, Growing] = {}
+        self._logs: Mapping[str, AppendLog] = {}
         self._warm_files: Mapping[str, str] = {}
-        self._evaluated: Mapping[str, Extent] = {}
+        self._evaluated: Mapping[str, FileOffset] = {}
 
     @property
     def state(self) -> TrainState:
@@ -154,11 +154,11 @@ class Job:
         """Warm start, `on_warm`, then RL; from the newest whole checkpoint if there is one."""
         for folder in (self.folder, self.folder / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
-            tidy(folder)
+            remove_partials(folder)
         checkpoint, manifest = newest_whole(self.folder) or (None, Manifest())
         if checkpoint is not None:
             self.account = self._account_of(read_state(checkpoint))
-        self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in LOGS}
+        self._logs = {name: AppendLog(self.folder / name, manifest.logs.get(name, FileOffset())) for name in LOGS}
         self._open()
         board_job = BoardJob(self.config.name, str(self.id), self.folder, to_builtins(self.config))
         with (
@@ -184,7 +184,7 @@ class Job:
                 if checkpoint is not None:
                     self._evaluated = {name: of for name, of in manifest.logs.items() if name == _EVALUATED}
                 elif (self.folder / _EVALUATED).exists():
-                    self._evaluated = {_EVALUATED: extent_of(self.folder / _EVALUATED)}
+                    self._evaluated = {_EVALUATED: measure_offset(self.folder / _EVALUATED)}
                 self._reinforce(checkpoint, log)
                 self._save(FINAL_MODEL)
 
@@ -196,7 +196,7 @@ class Job:
         by_role = has_roles(self.model)
         if not by_role:
             merge_lora(self.model)
-        with whole(self.folder / name) as folder:
+        with atomic_write(self.folder / name) as folder:
             self.language.save(self.model, folder)
             if by_role:
                 with acting_as(self.model, Role.CLONE):
@@ -422,8 +422,8 @@ class Job:
 
     def _checkpoint(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         memory = {} if trainer is None else trainer.state_dict()
-        extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
-        manifest = Manifest(run_digest(self.config), extents, self._warm_files)
+        offsets = {**self._evaluated, **{name: log.offset() for name, log in self._logs.items()}}
+        manifest = Manifest(run_digest(self.config), offsets, self._warm_files)
         save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
 
 

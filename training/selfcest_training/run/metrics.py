@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
-from selfcest_training.files import Growing
+from selfcest_training.files import AppendLog
 from selfcest_training.run.boards import Board
 
 
@@ -21,7 +21,7 @@ class MetricsLog:
         rows: `metrics.jsonl`, where to go on.
     """
 
-    def __init__(self, rows: Growing) -> None:
+    def __init__(self, rows: AppendLog) -> None:
         self._rows, self._boards = rows, list[Board]()
 
     def tell(self, board: Board) -> None:

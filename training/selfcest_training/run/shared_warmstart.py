@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from selfcest_training.config import RunConfig
-from selfcest_training.files import whole
+from selfcest_training.files import atomic_write
 from selfcest_training.run.checkpoint import checkpoints, in_rl, newest_whole
 from selfcest_training.run.job import JobId
 
@@ -44,9 +44,9 @@ def hand_over(config: RunConfig, leader: JobId, follower: JobId) -> None:
     found = newest_whole(there)
     assert found is not None, "its job has ended"
     (here / "checkpoints").mkdir(parents=True, exist_ok=True)
-    with whole(here / "metrics.jsonl") as partial:
+    with atomic_write(here / "metrics.jsonl") as partial:
         shutil.copyfile(there / "metrics.jsonl", partial)
-    with whole(here / "checkpoints" / found[0].name) as partial:
+    with atomic_write(here / "checkpoints" / found[0].name) as partial:
         shutil.copytree(found[0], partial)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as, to_stored
 from selfcest_training.config_file import dump_config, load_stored_config
-from selfcest_training.files import whole
+from selfcest_training.files import atomic_write
 
 HERE = Path(__file__).parent
 _WEIGHTS = "model.safetensors"
@@ -70,7 +70,7 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
         if not (run / model / _WEIGHTS).is_file():
             raise ConfigError(f"{run / model} holds no {_WEIGHTS}; finish the run first (--resume), or name its seed")
     folder = place / config.name
-    with whole(folder) as new:
+    with atomic_write(folder) as new:
         for model in models.values():
             shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)  # weights are written for one user
         (new / "config.yaml").write_text(dump_config(config), encoding="utf-8")
