@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selfcest_env.errors import DataError, did_you_mean, install_hint
-from selfcest_env.plugin import only_looks
+from selfcest_env.plugin import is_read_only
 
 T = TypeVar("T")
 HUB = "hub:"
@@ -321,7 +321,7 @@ def _hub_rows(path: str) -> tuple[Mapping[str, Any], ...]:
     match = _HUB_ID.fullmatch(path.removeprefix(HUB))
     if match is None:
         raise DataError(f"{path}: not of the form {HUB}OWNER/NAME[/CONFIG][:SPLIT], as in {HUB}openai/gsm8k/main:test")
-    if only_looks():
+    if is_read_only():
         raise DataError(
             f"{path} is on the hub, and a command that only looks contacts no network; download the official file and "
             "give its path"
