@@ -32,7 +32,7 @@ from selfcest_training.lock import LOCK, locked, owner_of
 from selfcest_training.run.display import HEADS, Display, cells, duration, headline, line, show
 from selfcest_training.run.progress import DONE, PROGRESS, STEPS, WAITING, JobStatus, ProgressFile, RunStatus, read_run
 
-USED = {"compute_tokens": 0, "sampled_tokens": 0, "read_tokens": 0, "cpu_seconds": 0.0}
+USED = {"compute_tokens": 0, "sampled_tokens": 0, "scored_tokens": 0, "cpu_seconds": 0.0}
 
 
 def rows(*found: dict[str, Any]) -> str:

@@ -398,13 +398,13 @@ def test_a_run_pays_for_what_it_reads_and_resumes_to_the_same_end(tmp_path: Path
     whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)
     resumed = crash_and_resume(spec)
     assert torch.equal(weights(resumed), weights(whole))
-    assert whole.state.read_tokens > 0
-    assert rows(whole)[-1]["read_tokens"] == whole.state.read_tokens
+    assert whole.state.scored_tokens > 0
+    assert rows(whole)[-1]["scored_tokens"] == whole.state.scored_tokens
     if scheme == "critic":
         assert "credit/critic_error" in rows(whole)[-1], "it has learned, and clones were called"
-    assert resumed.state.read_tokens == whole.state.read_tokens
+    assert resumed.state.scored_tokens == whole.state.scored_tokens
     state = whole.state
-    assert state.compute_tokens == state.sampled_tokens + state.read_tokens + 3 * state.trained_tokens
+    assert state.compute_tokens == state.sampled_tokens + state.scored_tokens + 3 * state.trained_tokens
     assert rows(whole)[-1]["compute_tokens"] == state.compute_tokens
     plain = play(config(tmp_path / "plain", **{f"{RL}__steps": 2}))
-    assert plain.state.read_tokens == 0
+    assert plain.state.scored_tokens == 0

@@ -265,8 +265,8 @@ class RunConfig(Checked):
         seeds: one independent repetition each, of everything: initial weights, warm start, rollouts.
         workers: jobs (variant and seed) at a time.
         threads: of each job.
-        compute_tokens: what each variant may use, sampled + read + 3 x trained tokens, warm start and RL together; its
-            RL ends with the first step at or above it. `null` leaves it to `rl.steps`.
+        compute_tokens: what each variant may use, sampled + scored + 3 x trained tokens, warm start and RL together;
+            its RL ends with the first step at or above it. `null` leaves it to `rl.steps`.
         model, sampler, limits, reward: shared by all variants; see `language` and `samplers` for the first two.
         rows: how the learner lays out its samples; the gradient is the same.
         forward: how the learner computes its model: precision, memory, compilation.

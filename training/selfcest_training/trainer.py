@@ -32,7 +32,7 @@ from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, wi
 class Account(Protocol):
     """Where what a step costs is booked, and how much of the run is done."""
 
-    def spend(self, *, sampled: int = 0, read: int = 0, trained: int = 0) -> None:
+    def spend(self, *, sampled: int = 0, scored: int = 0, trained: int = 0) -> None:
         """So many tokens were generated, went through a forward pass alone, or through forward and backward."""
         ...
 
@@ -92,8 +92,8 @@ class Trainer:
         self.account.spend(sampled=batch.sampled_tokens)
         scheme, groups, internals = self.stages.credit, batch.train_groups, None
         if scheme.internals:
-            internals, read = compute_internals(self.learner, groups, scheme.internals)
-            self.account.spend(read=read)
+            internals, scored_tokens = compute_internals(self.learner, groups, scheme.internals)
+            self.account.spend(scored=scored_tokens)
         credit = credit_step(scheme, groups, batch.replayed, internals)
         metrics = self.update(batch, credit)
         fit(scheme, groups, internals)

@@ -596,9 +596,9 @@ function origin(source, id) {
     make("p", { class: "small" }, `${said.join(". ")}.`),
     source.jobs.length
       ? table(
-          "Compute of every job: sampled + read for credit + 3 × trained tokens",
-          [name("variant"), ...["seed", "RL steps", "sampled", "read", "trained", "compute tokens", "CPU time"].map(number)],
-          source.jobs.map((job) => [name(job.variant), ...[job.seed, job.steps, job.sampled, job.read, job.trained, job.compute].map((value) => number(count(value))), number(hours(job.cpu_seconds))]),
+          "Compute of every job: sampled + scored for credit + 3 × trained tokens",
+          [name("variant"), ...["seed", "RL steps", "sampled", "scored", "trained", "compute tokens", "CPU time"].map(number)],
+          source.jobs.map((job) => [name(job.variant), ...[job.seed, job.steps, job.sampled, job.scored, job.trained, job.compute].map((value) => number(count(value))), number(hours(job.cpu_seconds))]),
         )
       : null,
     last

@@ -72,6 +72,12 @@ def learning_curves(config: RunConfig) -> list[Curve]:
     return curves
 
 
+def scored_tokens(row: Mapping[str, float]) -> float:
+    """The tokens of a row of metrics that only went through a forward pass, for credit."""
+    # Runs of release 0.1 wrote them as `read_tokens`, and earlier ones did not count them.
+    return row.get("scored_tokens", row.get("read_tokens", 0))
+
+
 def compute_lines(config: RunConfig) -> list[str]:
     """What each job used, and how far the variants are apart: the claim that compute was matched."""
     lines, used = [], dict[int, list[float]]()
@@ -81,11 +87,11 @@ def compute_lines(config: RunConfig) -> list[str]:
                 last = rows[-1]
                 used.setdefault(seed, []).append(last["compute_tokens"])
                 sampled, compute = last["sampled_tokens"] / 1e6, last["compute_tokens"] / 1e6
-                read = last.get("read_tokens", 0) / 1e6  # runs of before count none
-                also = f" + read for credit {read:.2f} M" if read else ""
+                scored = scored_tokens(last) / 1e6
+                also = f" + scored for credit {scored:.2f} M" if scored else ""
                 lines.append(
                     f"compute of {variant}/seed{seed}: {compute:.2f} M tokens (sampled {sampled:.2f} M{also} + "
-                    f"3 x trained {(compute - sampled - read) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
+                    f"3 x trained {(compute - sampled - scored) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
                 )
     gaps = [max(values) / min(values) - 1 for values in used.values() if len(values) > 1 and min(values) > 0]
     if gaps:

@@ -55,7 +55,7 @@ TITLES: Mapping[str, str] = {
     "tokens_per_cpu_second": "Tokens of compute per CPU-second",
     "replayed_tokens": "Tokens of replays in a step",
 }
-_KEYS = ("stage", "step", "sampled_tokens", "compute_tokens", "read_tokens", "cpu_seconds")
+_KEYS = ("stage", "step", "sampled_tokens", "compute_tokens", "scored_tokens", "read_tokens", "cpu_seconds")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from selfcest_eval.html.page import Page, rounded
 from selfcest_eval.html.playing import Face
 from selfcest_eval.html.viewer import Shown, viewer_page
 from selfcest_eval.play.costs import at_most, cost_name
+from selfcest_eval.report.curves import scored_tokens
 from selfcest_eval.report.figures import delegation_figure, frontier_figure, learning_figure
 from selfcest_eval.report.findings import failures, findings
 from selfcest_eval.report.learning import Series, grouped, learning, title
@@ -258,14 +259,14 @@ def _within(file: Path, folders: Sequence[Path]) -> str:
 
 def _job(job: JobLog) -> dict[str, Any]:
     last = job.rows[-1]
-    sampled, compute, read = last["sampled_tokens"], last["compute_tokens"], last.get("read_tokens", 0)
+    sampled, compute, scored = last["sampled_tokens"], last["compute_tokens"], scored_tokens(last)
     return {
         "variant": job.variant,
         "seed": job.seed,
         "steps": sum(row["stage"] == "rl" for row in job.rows),
         "sampled": sampled,
-        "read": read,
-        "trained": (compute - sampled - read) // 3,
+        "scored": scored,
+        "trained": (compute - sampled - scored) // 3,
         "compute": compute,
         "cpu_seconds": last["cpu_seconds"],
     }

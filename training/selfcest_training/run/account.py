@@ -30,13 +30,13 @@ class JobAccount:
         self.state, self._rl, self._compute_tokens, self._cpu_seconds = state, rl, compute_tokens, cpu_seconds
         self._counted = cpu_seconds()
 
-    def spend(self, *, sampled: int = 0, read: int = 0, trained: int = 0) -> None:
+    def spend(self, *, sampled: int = 0, scored: int = 0, trained: int = 0) -> None:
         """Book tokens."""
         state = self.state
         self.state = replace(
             state,
             sampled_tokens=state.sampled_tokens + sampled,
-            read_tokens=state.read_tokens + read,
+            scored_tokens=state.scored_tokens + scored,
             trained_tokens=state.trained_tokens + trained,
         )
 
@@ -86,5 +86,5 @@ class JobAccount:
 
     def metrics(self) -> dict[str, float]:
         """What has been used so far."""
-        names = ("compute_tokens", "sampled_tokens", "read_tokens", "cpu_seconds")
+        names = ("compute_tokens", "sampled_tokens", "scored_tokens", "cpu_seconds")
         return {name: getattr(self.state, name) for name in names}

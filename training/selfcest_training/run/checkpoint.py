@@ -43,7 +43,7 @@ WARM_START = "warmstart_model"
     num_updates="num_updates",
     demonstration_tokens="demonstration_tokens",
     sampled_tokens="sampled_tokens",
-    read_tokens="read_tokens",
+    scored_tokens="read_tokens",
     trained_tokens="trained_tokens",
     compute_at_rl="compute_at_rl",
     sampled_at_rl="sampled_at_rl",
@@ -59,7 +59,7 @@ class TrainState:
         attempt: how often the warm start was given up and begun again.
         num_updates: optimiser steps of this stage and attempt, for the learning-rate schedule.
         demonstration_tokens: of this attempt at the warm start so far, prompts included.
-        sampled_tokens, read_tokens, trained_tokens: compute so far, over everything: generated, in forward passes for
+        sampled_tokens, scored_tokens, trained_tokens: compute so far, over everything: generated, in forward passes for
             credit, and trained on; ids that samples share in a row count once.
         compute_at_rl, sampled_at_rl: compute and sampled tokens when RL began, so that its schedule and its
             `sampled_tokens` cover RL alone.
@@ -73,7 +73,7 @@ class TrainState:
     num_updates: int = 0
     demonstration_tokens: int = 0
     sampled_tokens: int = 0
-    read_tokens: int = 0
+    scored_tokens: int = 0
     trained_tokens: int = 0
     compute_at_rl: int = 0
     sampled_at_rl: int = 0
@@ -81,8 +81,8 @@ class TrainState:
 
     @property
     def compute_tokens(self) -> int:
-        """Sampled + read + 3 x trained tokens: a forward pass each, and a forward and a backward one."""
-        return self.sampled_tokens + self.read_tokens + 3 * self.trained_tokens
+        """Sampled + scored + 3 x trained tokens: a forward pass each, and a forward and a backward one."""
+        return self.sampled_tokens + self.scored_tokens + 3 * self.trained_tokens
 
     @property
     def rl_sampled_tokens(self) -> int:

@@ -56,7 +56,7 @@ class JobStatus:
         stage: `waiting`, `warm start`, `RL`, `evaluate` or `done`.
         share: of the stage that is done, in [0, 1].
         seconds_left: of the stage, at its pace of late; of a run that goes on.
-        tokens_per_second: of compute (sampled + read + 3 x trained), by the clock, of late.
+        tokens_per_second: of compute (sampled + scored + 3 x trained), by the clock, of late.
         team_return, clones: mean over the last `STEPS` steps of RL.
         accuracy: share of right answers; over the same steps, or of the last probe where no step knows it.
         checkpoint: name of the newest.
