@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,10 +30,10 @@ from selfcest_eval.report.page import write_report_page
 from selfcest_training import lock, session
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.faults import logged
-from selfcest_training.files import AppendLog, FileOffset, open_for_append, replace_text, write_text
+from selfcest_training.files import AppendLog, FileOffset, atomic_write, open_for_append, replace_text, write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import run
-from selfcest_training.run.progress import ProgressFile
+from selfcest_training.run.progress import ProgressFile, read_run
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
@@ -241,7 +242,8 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_nothing_waits_for_it(name:
 
 
 FOLDERS = ("delegating", "delegating/seed0", "delegating/seed0/checkpoints", "delegating/seed0/tensorboard",
-           "delegating/seed0/after", "delegating/seed0/wandb", "plots", "delegating/seed0/model")  # fmt: skip
+           "delegating/seed0/after", "delegating/seed0/wandb", "plots", "delegating/seed0/model",
+           "wandb/seed0")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -263,8 +265,9 @@ def test_no_folder_inside_of_a_run_is_a_link(name: str, tmp_path: Path) -> None:
 
 
 def test_a_run_may_be_linked_as_a_whole_and_so_may_what_wandb_keeps(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere" / "wandb" / "run-1").mkdir(parents=True)
-    (tmp_path / "elsewhere" / "wandb" / "latest-run").symlink_to("run-1")
+    board = tmp_path / "elsewhere" / "delegating" / "seed0" / "wandb"
+    (board / "run-1").mkdir(parents=True)
+    (board / "latest-run").symlink_to("run-1")
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with locked(tmp_path / "run"):
         assert "process" in (tmp_path / "elsewhere" / lock.LOCK).read_text(encoding="utf-8")
@@ -288,3 +291,35 @@ def test_a_whole_file_replaces_a_link_and_spares_its_target(
     write(tmp_path / "page.html", "new")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == "new"
     assert target.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_link_put_in_the_place_of_the_next_partial_file_is_not_followed(kind: str, tmp_path: Path) -> None:
+    """A library opens the partial file by its name, so a stranger must not know the name before."""
+    page, target = tmp_path / "page.csv", tmp_path / "target"
+    with atomic_write(page) as partial:
+        known = partial
+        partial.write_text("old", encoding="utf-8")
+    target.mkdir()
+    if kind == "file":
+        known.parent.mkdir(exist_ok=True)
+        known.symlink_to(target / "file")
+    elif not known.parent.exists():
+        known.parent.symlink_to(target)
+    with atomic_write(page) as partial:
+        partial.write_text("new", encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == "new"
+    assert not list(target.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.csv", "target"]
+
+
+@pytest.mark.parametrize("name", [lock.LOCK, "delegating/seed0/progress.json", "delegating/seed0/metrics.jsonl"])
+def test_who_watches_a_run_waits_for_no_pipe_in_its_folder(name: str, tmp_path: Path) -> None:
+    spec = config(tmp_path)
+    pipe = spec.folder / name
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    watched = threading.Thread(target=read_run, args=(spec,), daemon=True)
+    watched.start()
+    watched.join(10)
+    assert not watched.is_alive()

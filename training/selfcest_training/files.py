@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import BinaryIO, TextIO
 from selfcest_env.errors import ConfigError, RecordError
 
 _PARTIAL, _REMOVED = ".partial.", ".removed."
+_JOB_FOLDER = re.compile(r"seed[0-9]+")
 
 
 @contextmanager
@@ -65,6 +68,25 @@ def create(path: Path) -> TextIO:
     return path.open("x", encoding="utf-8")
 
 
+def read_regular(path: Path, last: int | None = None) -> bytes:
+    """Read a file, or its last bytes, without waiting for the writer of a pipe that lies in its place.
+
+    Args:
+        path: file of a folder that may be a stranger's.
+        last: number of bytes to read at its end; `None`: all.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        if last is not None:
+            file.seek(max(0, state.st_size - last))
+        return file.read()
+
+
 def refuse_linked_folder(path: Path) -> None:
     """Raise `ConfigError` if a folder is a symbolic link: files would be written through it."""
     if path.is_symlink():
@@ -74,12 +96,13 @@ def refuse_linked_folder(path: Path) -> None:
 def refuse_linked_folders(folder: Path) -> None:
     """`refuse_linked_folder` for all folders inside of this one, which may itself be a link of its owner's.
 
-    What is inside of W&B's own folders is left alone, since W&B links its latest run.
+    What is inside of W&B's own folder of a job is left alone, since W&B links its latest run.
     """
     for place, names, _ in os.walk(folder):
         for name in names:
             refuse_linked_folder(Path(place, name))
-        names[:] = [name for name in names if name != "wandb"]
+        if _JOB_FOLDER.fullmatch(Path(place).name):  # elsewhere a folder of this name may be a variant's
+            names[:] = [name for name in names if name != "wandb"]
 
 
 @contextmanager
@@ -92,8 +115,15 @@ def atomic_write(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the path cannot be written. An error of a Rust library that quotes an OS error becomes one too.
     """
-    partial = path.with_name(f"{_PARTIAL}{path.name}")
-    _delete(partial)
+    prefix = f"{_PARTIAL}{path.name}~"
+    for earlier in path.parent.glob(f"{glob.escape(prefix)}*"):
+        _delete(earlier)
+    # A new folder, whose name nobody knows before: no link can wait there for the libraries that write the file.
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    partial = folder / path.name
     try:
         yield partial
         for file in (*partial.rglob("*"), partial):
@@ -109,7 +139,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             raise
         raise OSError(number, os.strerror(number), str(path)) from error
     finally:
-        _delete(partial)
+        _delete(folder)
 
 
 def _os_error(error: Exception) -> int | None:

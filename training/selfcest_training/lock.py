@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.files import open_for_append, refuse_linked_folders
+from selfcest_training.files import open_for_append, read_regular, refuse_linked_folders
 
 LOCK = ".lock"
 
@@ -59,7 +59,7 @@ def owner_of(folder: Path) -> str | None:
     Of a process on another machine nobody knows here whether it is gone.
     """
     try:
-        owner = (folder / LOCK).read_text(encoding="utf-8").strip()
+        owner = read_regular(folder / LOCK).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
     named = re.fullmatch(r"process (\d{1,9}) on (\S*) since .*", owner)

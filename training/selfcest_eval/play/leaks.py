@@ -37,13 +37,13 @@ def report_leaks(paths: Sequence[Path], console: Console, trusted: Sequence[str]
     """
     with only_trusted(trusted):
         sources = dict(chain.from_iterable(map(_sources, paths)))
-    if len(sources) < 2:
-        found = f"one, {next(iter(sources))}" if sources else "none"
-        raise ConfigError(
-            f"{', '.join(map(str, paths))}: two sources that read files are needed for a comparison, and there is "
-            f"{found}; name the configs of training and of the study"
-        )
-    text = leak_report(sources)
+        if len(sources) < 2:
+            found = f"one, {next(iter(sources))}" if sources else "none"
+            raise ConfigError(
+                f"{', '.join(map(str, paths))}: two sources that read files are needed for a comparison, and there is "
+                f"{found}; name the configs of training and of the study"
+            )
+        text = leak_report(sources)  # which reads the files
     console.print(text, soft_wrap=True, highlight=False, markup=False)
     return text
 

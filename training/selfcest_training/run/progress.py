@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from selfcest_training.config import RunConfig
-from selfcest_training.files import replace_text
+from selfcest_training.files import read_regular, replace_text
 from selfcest_training.lock import owner_of
 from selfcest_training.run.checkpoint import checkpoints
 
@@ -138,7 +138,7 @@ _Marks = Sequence[Sequence[float]]
 
 def _read_progress(path: Path) -> tuple[str, str, _Marks] | None:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path))
         marks = [tuple(map(float, mark)) for mark in data["marks"]]
         if any(len(mark) != 3 for mark in marks):
             return None
@@ -164,14 +164,13 @@ def last_rows(path: Path) -> list[Mapping[str, Any]]:
     """The newest rows of a job's metrics, oldest first; none where there is no file. A line without an end is left out,
     for it is being written."""
     try:
-        with path.open("rb") as file:
-            start = max(0, file.seek(0, 2) - _TAIL)
-            file.seek(start)
-            lines = file.read().split(b"\n")
+        text = read_regular(path, _TAIL + 1)
     except OSError:
         return []
     rows = list[Mapping[str, Any]]()
-    for line in lines[1 if start else 0 : -1]:
+    # A file of more bytes begins in the middle of a line.
+    lines = text.split(b"\n")[1 if len(text) > _TAIL else 0 : -1]
+    for line in lines:
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
             if isinstance(row, dict) and "stage" in row:
