@@ -1,8 +1,9 @@
-"""Big-integer expressions, by the constants of the paper's released generator (arXiv 2602.13262).
+"""Expressions over large integers, with the constants of the paper's released generator (arXiv 2602.13262).
 
-The defaults: 3 to 10 operations, + - * weighted 4 : 3 : 6, integers of 3 to 7 digits, results of at most 16 digits, at
-most two pairs of parentheses, a local one around two operands (.55) and a wide one around three or more (.22). With
-single digits and one or two operations of + and - these are the short problems on which delegating is a waste.
+The defaults are 3 to 10 operations, the weights 4 : 3 : 6 of + - *, integers of 3 to 7 digits, and results of at most
+16 digits. An expression has at most two pairs of parentheses: with probability 0.55 a local pair around two operands,
+and with probability 0.22 a wide pair around three or more. With single digits and one or two operations of + and -, the
+problems are so short that delegation is not worth its cost.
 """
 
 from __future__ import annotations
@@ -53,13 +54,14 @@ class Arithmetic(Checked):
     """Source of expressions.
 
     Attributes:
-        min_operations, max_operations: operations of one expression. Sets with disjoint counts are disjoint.
+        min_operations, max_operations: number of operations. Two sources whose ranges are disjoint share no task.
         plus, minus, times: weights of the operators.
-        min_digits, max_digits: digits of the integers.
-        max_result_digits: digits of the result at most.
-        max_parentheses: 0, 1 or 2 pairs; the first is tried local, the second wide.
-        local, wide: chance of either pair.
-        phrasing: "terse" is the bare expression, "plain" an English sentence.
+        min_digits, max_digits: number of digits of the integers.
+        max_result_digits: maximum number of digits of the result.
+        max_parentheses: maximum number of pairs of parentheses, 0 to 2.
+        local: probability of a pair around two operands.
+        wide: probability of a pair around three or more operands.
+        phrasing: "terse" for the expression only, "plain" for an English sentence.
     """
 
     name: ClassVar[str] = "arithmetic"
@@ -85,9 +87,9 @@ class Arithmetic(Checked):
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_operations, self.max_operations)
-        # Only the numbers and operators are drawn again, never their count, so that long expressions keep their share.
+        # The count is drawn once. If it were drawn again after a failure, long expressions would be rarer.
         for _ in range(MAX_TRIES):
-            node = parse(self._expression(rng, count))
+            node = parse(self._draw_expression(rng, count))
             try:
                 value = evaluate(node)[0]
             except ExpressionError:
@@ -100,24 +102,27 @@ class Arithmetic(Checked):
             "times or max_operations"
         )
 
-    def _expression(self, rng: np.random.Generator, count: int) -> str:
+    def _draw_expression(self, rng: np.random.Generator, count: int) -> str:
         weights = np.array([self.plus, self.minus, self.times])
-        pieces = [self._number(rng) for _ in range(count + 1)]
-        for start, end in self._parentheses(rng, count + 1):
-            pieces[start], pieces[end] = "(" + pieces[start], pieces[end] + ")"
+        pieces = [self._draw_number(rng) for _ in range(count + 1)]
+        for start, end in self._draw_parentheses(rng, count + 1):
+            pieces[start] = "(" + pieces[start]
+            pieces[end] = pieces[end] + ")"
         operators = rng.choice(3, size=count, p=weights / weights.sum())
         return pieces[0] + "".join("+-*"[int(o)] + piece for o, piece in zip(operators, pieces[1:], strict=True))
 
-    def _number(self, rng: np.random.Generator) -> str:
+    def _draw_number(self, rng: np.random.Generator) -> str:
         digits = draw_int(rng, self.min_digits, self.max_digits)
         return str(draw_int(rng, 10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1))
 
-    def _parentheses(self, rng: np.random.Generator, num_operands: int) -> list[tuple[int, int]]:
-        """First and last operand of every pair; pairs are nested or apart, and none is around everything."""
+    def _draw_parentheses(self, rng: np.random.Generator, num_operands: int) -> list[tuple[int, int]]:
+        """Draw the first and last operand of every pair. Pairs are nested or disjoint, and none spans all operands."""
         pairs: list[tuple[int, int]] = []
-        draws = (rng.random() < self.local, rng.random() < self.wide)
-        for wanted, shortest, longest in ((draws[0], 2, 2), (draws[1], 3, num_operands - 1)):
-            if wanted and len(pairs) < self.max_parentheses and shortest <= min(longest, num_operands - 1):
+        # Both draws come first, so that the second does not depend on the first pair.
+        draw_local = rng.random() < self.local
+        draw_wide = rng.random() < self.wide
+        for is_drawn, shortest, longest in ((draw_local, 2, 2), (draw_wide, 3, num_operands - 1)):
+            if is_drawn and len(pairs) < self.max_parentheses and shortest <= min(longest, num_operands - 1):
                 length = draw_int(rng, shortest, longest)
                 start = draw_int(rng, 0, num_operands - length)
                 pair = (start, start + length - 1)
@@ -129,15 +134,15 @@ class Arithmetic(Checked):
         return _read(observation.brief.text) is not None
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        read = _read(observation.brief.text)
-        if read is None:
+        question = _read(observation.brief.text)
+        if question is None:
             return GIVE_UP
-        node, phrasing = read
+        node, phrasing = question
         try:
             if call := last_replies(observation):
-                return _combine(node, call[1], phrasing)
+                return _insert_replies(node, call[1], phrasing)
             if style is Style.DELEGATE:
-                # Too small to split: a root hands over all of it; a clone that did so would never end.
+                # A root may delegate an expression that cannot be split. A clone may not: delegation would never end.
                 parts: list[Node] = list(_groups(node)) or ([node] if is_root(observation) else [])
                 if parts and may_delegate(observation, len(parts)):
                     return Proposal(Delegate(tuple(CloneRequest(_phrase(part, phrasing)) for part in parts)))
@@ -152,6 +157,7 @@ def _phrase(node: Node, phrasing: str) -> str:
 
 
 def _read(text: str) -> tuple[Node, str] | None:
+    """Return the expression and the phrasing of a question, or `None` for any other text."""
     match = _PLAIN.fullmatch(text.strip())
     try:
         return (parse(match.group(1)), PLAIN) if match else (parse(text), TERSE)
@@ -160,7 +166,7 @@ def _read(text: str) -> tuple[Node, str] | None:
 
 
 def _groups(node: Node) -> list[Operation]:
-    """Parenthesised groups and products at the top level: they can be worked out apart from each other."""
+    """Return the parenthesised groups and products at the top level, which can be computed separately."""
     return [operand for _, operand in operands(node) if isinstance(operand, Operation)]
 
 
@@ -169,17 +175,20 @@ def _solve(node: Node, phrasing: str) -> Proposal:
     return _answer(value, steps, phrasing)
 
 
-def _combine(node: Node, replies: tuple[Reply, ...], phrasing: str) -> Proposal:
-    """Put the clones' values in place of the groups; an unusable reply means to work it all out alone."""
-    values = [_integer(reply) for reply in replies]
-    known = [value for value in values if value is not None]
-    if len(known) != max(1, len(_groups(node))) or len(known) != len(values):
+def _insert_replies(node: Node, replies: tuple[Reply, ...], phrasing: str) -> Proposal:
+    """Put the clones' values in place of the groups. If a reply is no integer, compute everything without clones."""
+    groups = _groups(node)
+    values = [value for value in map(_read_integer, replies) if value is not None]
+    if len(values) != max(1, len(groups)) or len(values) != len(replies):
         return _solve(node, phrasing)
-    if not _groups(node):
-        return Proposal(Answer(str(known[0])))
-    left = iter(known)
-    chain = [(op, item if isinstance(item, int) else next(left)) for op, item in operands(node)]
-    value, steps = chain[0][1], list[str]()
+    if not groups:
+        return Proposal(Answer(str(values[0])))
+    unused_values = iter(values)
+    chain: list[tuple[str, int]] = []
+    for operator, operand in operands(node):
+        chain.append((operator, operand if isinstance(operand, int) else next(unused_values)))
+    value = chain[0][1]
+    steps: list[str] = []
     for operator, right in chain[1:]:
         value, step = apply(operator, value, right, phrasing == PLAIN)
         steps.append(step)
@@ -190,6 +199,6 @@ def _answer(value: int, steps: list[str], phrasing: str) -> Proposal:
     return Proposal(Answer(str(value)), (";" if phrasing == TERSE else "; ").join(steps))
 
 
-def _integer(reply: Reply) -> int | None:
+def _read_integer(reply: Reply) -> int | None:
     text = (reply.text or "").strip()
     return int(text) if _INTEGER.fullmatch(text) else None

@@ -1,8 +1,8 @@
-"""Countdown: reach a target from given numbers, each used once, by + - * / and parentheses.
+"""Countdown: make a target from given numbers, each used once, with + - * / and parentheses.
 
-The generator combines random numbers at random, so every task has a solution, by steps over whole numbers that are
-never negative. The graders take any solution (`selfcest_env.graders.countdown`). The file format is that of Adaptive
-Parallel Reasoning (arXiv 2504.15466).
+The generator combines random numbers by random operations. So every task has a solution whose intermediate values are
+whole and not negative. The grader accepts any solution (`selfcest_env.graders.countdown`). The file format is that of
+Adaptive Parallel Reasoning (arXiv 2504.15466).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from selfcest_env.tasks.source import (
 from selfcest_env.types import Answer, CloneRequest, Delegate, Scalar, Task
 from selfcest_env.views import Observation
 
-MAX_NUMBERS, MAX_VALUE = 6, 9999
-BRANCHES = 3
+MAX_NUMBERS = 6
+MAX_VALUE = 9999
+NUM_BRANCHES = 3  # first steps that the expert delegates
 _PLAIN = re.compile(
     r"Use each of the numbers ([0-9, ]+) (exactly|at most) once, with \+ - \* / and parentheses, to make ([0-9]+)\. "
     r"Answer with the expression alone\."
@@ -51,14 +52,20 @@ _STEP = re.compile(r"([0-9]{1,12})([-+*/])([0-9]{1,12})=([0-9]{1,12})")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`use_all`: whether every number must be used, or may be left over."""
+    """A puzzle.
+
+    Attributes:
+        numbers: the given numbers.
+        target: the value to make.
+        use_all: whether every number must be used.
+    """
 
     numbers: tuple[int, ...]
     target: int
     use_all: bool = True
 
     def phrase(self, phrasing: str) -> str:
-        """The question: `24=3,7,9` (with `>` where numbers may be left over), or an English sentence."""
+        """Return the question: `24=3,7,9` (with `>` if numbers may be left over), or an English sentence."""
         if phrasing == TERSE:
             return f"{self.target}{'=' if self.use_all else '>'}{','.join(map(str, self.numbers))}"
         return (
@@ -68,12 +75,12 @@ class Problem:
 
     @property
     def metadata(self) -> dict[str, Scalar]:
-        """What the grader reads."""
+        """The metadata that the grader needs."""
         numbers = " ".join(map(str, self.numbers))
         return {"numbers": numbers, "target": self.target, "use_all": self.use_all, "size": len(self.numbers)}
 
     def without(self, step: Value) -> Problem:
-        """What is left after a step: its value in the place of its two numbers."""
+        """Return the puzzle after a step, which replaces its two numbers by their result."""
         rest = list(self.numbers)
         for number in step.operands:
             rest.remove(number)
@@ -82,7 +89,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number at hand: how it was reached, and the last step's operands."""
+    """An available number.
+
+    Attributes:
+        value: the number.
+        expression: expression of given numbers with this value.
+        steps: lines of the steps that computed it, in order.
+        operands: the two numbers of the last step; empty for a given number.
+    """
 
     value: int
     expression: str
@@ -91,16 +105,16 @@ class Value:
 
 
 class CountdownExpert:
-    """Solves by search. Delegating, it tries several first steps at once, one of which leads to the target."""
+    """Solves puzzles by search. It delegates several first steps, of which at least one leads to the target."""
 
     def understands(self, observation: Observation) -> bool:
         return _read(observation.brief.text) is not None
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        read = _read(observation.brief.text)
-        if read is None:
+        question = _read(observation.brief.text)
+        if question is None:
             return GIVE_UP
-        problem, phrasing = read
+        problem, phrasing = question
         if call := last_replies(observation):
             for request, reply in zip(call[0].requests, call[1], strict=True):
                 if (expression := _complete(problem, request.objective, reply)) is not None:
@@ -109,20 +123,21 @@ class CountdownExpert:
             parts = _branches(problem, rng) or ([problem] if is_root(observation) else [])
             if parts and may_delegate(observation, len(parts)):
                 return Proposal(Delegate(tuple(CloneRequest(part.phrase(phrasing)) for part in parts)))
-        found = solve(problem)
-        if found is None:
+        solution = solve(problem)
+        if solution is None:
             return GIVE_UP
-        return Proposal(Answer(_bare(found.expression)), (";" if phrasing == TERSE else "; ").join(found.steps))
+        thought = (";" if phrasing == TERSE else "; ").join(solution.steps)
+        return Proposal(Answer(_strip_parentheses(solution.expression)), thought)
 
 
 @dataclass(frozen=True)
 class Countdown(CountdownExpert, Checked):
-    """Source of tasks with a solution.
+    """Source of puzzles that have a solution.
 
     Attributes:
-        min_numbers, max_numbers: numbers of a task, from 2 to 6.
-        max_number: numbers are drawn from 1 to this.
-        min_target, max_target: both included.
+        min_numbers, max_numbers: number of given numbers, 2 to 6.
+        max_number: largest given number; the smallest is 1.
+        min_target, max_target: range of the target, both included.
         use_all: whether every number must be used.
         phrasing: "terse" (`24=3,7,9`) or "plain", an English sentence.
     """
@@ -145,10 +160,10 @@ class Countdown(CountdownExpert, Checked):
         count = draw_int(rng, self.min_numbers, self.max_numbers)
         for _ in range(MAX_TRIES):
             numbers = tuple(draw_int(rng, 1, self.max_number) for _ in range(count))
-            found = _combine_at_random(numbers, rng)
-            if self.min_target <= found.value <= self.max_target:
-                problem = Problem(numbers, found.value, self.use_all)
-                answer = _bare(found.expression)
+            solution = _combine_at_random(numbers, rng)
+            if self.min_target <= solution.value <= self.max_target:
+                problem = Problem(numbers, solution.value, self.use_all)
+                answer = _strip_parentheses(solution.expression)
                 return make_task(self.name, problem.phrase(self.phrasing), answer, problem.metadata)
         raise TaskError(
             f"{self.name} found no {count} numbers up to max_number = {self.max_number} with a result from "
@@ -158,9 +173,9 @@ class Countdown(CountdownExpert, Checked):
 
 @dataclass(frozen=True)
 class CountdownFile(FileSource, CountdownExpert):
-    """JSON array of `nums`, `target` and `solution`, a list of steps such as "39+9=48"; other keys are not read.
+    """Source of a JSON array of puzzles with `nums`, `target` and `solution`, a list of steps such as "39+9=48".
 
-    A solution that does not solve its task is an error. Grader: `countdown`.
+    Other keys are ignored. A solution that does not solve its puzzle is an error. The grader is `countdown`.
     """
 
     name: ClassVar[str] = "countdown_file"
@@ -171,7 +186,7 @@ class CountdownFile(FileSource, CountdownExpert):
         if len(numbers) < 2 or any(type(number) is not int or not 0 <= number <= MAX_VALUE for number in numbers):
             raise record.mismatch("nums", f"a list of two or more whole numbers from 0 to {MAX_VALUE}")
         problem = Problem(tuple(numbers), record.integer("target"))
-        answer = _expression(problem.numbers, record.texts("solution"))
+        answer = _join_steps(problem.numbers, record.texts("solution"))
         if answer is None or verify_countdown(answer, problem.numbers, problem.target):
             raise record.mismatch(
                 "solution", "steps such as '39+9=48' that use every number once and end in the target"
@@ -180,32 +195,32 @@ class CountdownFile(FileSource, CountdownExpert):
 
 
 def solve(problem: Problem) -> Value | None:
-    """A solution by whole, non-negative steps; `None` if there is none."""
-    return _search(_at_hand(problem.numbers), problem, set())
+    """Return a solution whose intermediate values are whole and not negative, or `None` if there is none."""
+    return _search(_as_values(problem.numbers), problem, set())
 
 
-def _search(values: list[Value], problem: Problem, dead: set[tuple[int, ...]]) -> Value | None:
+def _search(values: list[Value], problem: Problem, dead_ends: set[tuple[int, ...]]) -> Value | None:
     if len(values) == 1 or not problem.use_all:
-        done = next((value for value in values if value.value == problem.target), None)
-        if done is not None or len(values) == 1:
-            return done
+        solution = next((value for value in values if value.value == problem.target), None)
+        if solution is not None or len(values) == 1:
+            return solution
     key = tuple(sorted(value.value for value in values))
-    if key in dead:
+    if key in dead_ends:
         return None
     for step, rest in _first_steps(values):
-        found = _search([*rest, step], problem, dead)
-        if found is not None:
-            return found
-    dead.add(key)
+        solution = _search([*rest, step], problem, dead_ends)
+        if solution is not None:
+            return solution
+    dead_ends.add(key)
     return None
 
 
-def _at_hand(numbers: tuple[int, ...]) -> list[Value]:
+def _as_values(numbers: tuple[int, ...]) -> list[Value]:
     return [Value(number, str(number)) for number in numbers]
 
 
 def _first_steps(values: list[Value]) -> Iterator[tuple[Value, list[Value]]]:
-    """Every step with two of the values, and the values it leaves."""
+    """Yield every step with two of the values, and the values that it does not use."""
     for j in range(len(values)):
         for i in range(j):
             rest = values[:i] + values[i + 1 : j] + values[j + 1 :]
@@ -214,23 +229,26 @@ def _first_steps(values: list[Value]) -> Iterator[tuple[Value, list[Value]]]:
 
 
 def _steps(first: Value, second: Value) -> list[Value]:
-    a, b = (first, second) if first.value >= second.value else (second, first)
-    results = {"+": a.value + b.value, "-": a.value - b.value, "*": a.value * b.value}
-    if b.value and a.value % b.value == 0:
-        results["/"] = a.value // b.value
-    return [
-        Value(
-            result,
-            f"({a.expression}{operator}{b.expression})",
-            (*a.steps, *b.steps, f"{a.value}{operator}{b.value}={result}"),
-            (a.value, b.value),
-        )
-        for operator, result in results.items()
-    ]
+    # The larger value comes first, so that no difference is negative.
+    larger, smaller = (first, second) if first.value >= second.value else (second, first)
+    results = {
+        "+": larger.value + smaller.value,
+        "-": larger.value - smaller.value,
+        "*": larger.value * smaller.value,
+    }
+    if smaller.value and larger.value % smaller.value == 0:
+        results["/"] = larger.value // smaller.value
+    values: list[Value] = []
+    for operator, result in results.items():
+        expression = f"({larger.expression}{operator}{smaller.expression})"
+        line = f"{larger.value}{operator}{smaller.value}={result}"
+        steps = (*larger.steps, *smaller.steps, line)
+        values.append(Value(result, expression, steps, (larger.value, smaller.value)))
+    return values
 
 
 def _combine_at_random(numbers: tuple[int, ...], rng: np.random.Generator) -> Value:
-    values = _at_hand(numbers)
+    values = _as_values(numbers)
     while len(values) > 1:
         first, second = (values.pop(int(rng.integers(len(values)))) for _ in range(2))
         steps = _steps(first, second)
@@ -238,66 +256,86 @@ def _combine_at_random(numbers: tuple[int, ...], rng: np.random.Generator) -> Va
     return values[0]
 
 
-def _bare(expression: str) -> str:
-    """Without the parentheses around all of it, which `_steps` writes around every step."""
+def _strip_parentheses(expression: str) -> str:
+    """Drop the parentheses around the whole, because `_steps` writes them around every step."""
     return expression[1:-1] if expression.startswith("(") else expression
 
 
-def _expression(numbers: tuple[int, ...], steps: tuple[str, ...]) -> str | None:
-    """The expression that steps amount to, `None` if they do not follow from the numbers."""
-    values = _at_hand(numbers)
+def _join_steps(numbers: tuple[int, ...], steps: tuple[str, ...]) -> str | None:
+    """Return the expression that the steps compute, or `None` if a step uses a number that is not available."""
+    values = _as_values(numbers)
     for step in steps:
         match = _STEP.fullmatch(step.replace(" ", ""))
         if match is None or parse_rational(f"{match[1]}{match[2]}{match[3]}") != parse_rational(match[4]):
             return None
-        operands = list[Value]()
+        operands: list[Value] = []
         for number in (int(match[1]), int(match[3])):
-            found = next((value for value in values if value.value == number), None)
-            if found is None:
+            operand = next((value for value in values if value.value == number), None)
+            if operand is None:
                 return None
-            values.remove(found)
-            operands.append(found)
+            values.remove(operand)
+            operands.append(operand)
         values.append(Value(int(match[4]), f"({operands[0].expression}{match[2]}{operands[1].expression})"))
-    return _bare(values[0].expression) if len(values) == 1 else None
+    return _strip_parentheses(values[0].expression) if len(values) == 1 else None
 
 
 def _read(text: str) -> tuple[Problem, str] | None:
+    """Return the puzzle and the phrasing of a question, or `None` for any other text."""
     if match := _PLAIN.fullmatch(text.strip()):
-        phrasing, target, use_all, listed = PLAIN, match[3], match[2] == "exactly", match[1].split(", ")
+        phrasing = PLAIN
+        target = match[3]
+        use_all = match[2] == "exactly"
+        numbers = match[1].split(", ")
     elif match := _TERSE.fullmatch(text.strip()):
-        phrasing, target, use_all, listed = TERSE, match[1], match[2] == "=", match[3].split(",")
+        phrasing = TERSE
+        target = match[1]
+        use_all = match[2] == "="
+        numbers = match[3].split(",")
     else:
         return None
-    short = all(number.isdecimal() and len(number) <= 12 for number in (*listed, target))
-    if not short or len(listed) > MAX_NUMBERS:
+    # The search would take too long for many numbers, and `int` for many digits.
+    are_short = all(number.isdecimal() and len(number) <= 12 for number in (*numbers, target))
+    if not are_short or len(numbers) > MAX_NUMBERS:
         return None
-    return Problem(tuple(map(int, listed)), int(target), use_all), phrasing
+    return Problem(tuple(map(int, numbers)), int(target), use_all), phrasing
 
 
 def _branches(problem: Problem, rng: np.random.Generator) -> list[Problem]:
-    """Problems after different first steps, one of which has a solution; none if it is too small or hopeless."""
+    """Return the puzzles after different first steps, in random order. At least one of them has a solution.
+
+    There are no branches if the puzzle has fewer than three numbers or no solution.
+    """
     if len(problem.numbers) < 3:
         return []
-    left = {problem.without(step).numbers: problem.without(step) for step, _ in _first_steps(_at_hand(problem.numbers))}
-    order = [list(left.values())[int(index)] for index in rng.permutation(len(left))]
-    right = next((part for part in order if solve(part) is not None), None)
-    if right is None:
+    branch_by_numbers: dict[tuple[int, ...], Problem] = {}
+    for step, _ in _first_steps(_as_values(problem.numbers)):
+        branch = problem.without(step)
+        branch_by_numbers[branch.numbers] = branch
+    branches = list(branch_by_numbers.values())
+    shuffled = [branches[int(index)] for index in rng.permutation(len(branches))]
+    solvable = next((branch for branch in shuffled if solve(branch) is not None), None)
+    if solvable is None:
         return []
-    chosen = [part for part in order if part is not right][: BRANCHES - 1]
-    chosen.insert(int(rng.integers(len(chosen) + 1)), right)
+    chosen = [branch for branch in shuffled if branch is not solvable][: NUM_BRANCHES - 1]
+    chosen.insert(int(rng.integers(len(chosen) + 1)), solvable)
     return chosen
 
 
 def _complete(problem: Problem, objective: str, reply: Reply) -> str | None:
-    """A clone's solution with the first step put in; `None` if it solves nothing."""
-    read, text = _read(objective), (reply.text or "").strip()
-    if read is None or verify_countdown(text, read[0].numbers, read[0].target, read[0].use_all):
+    """Insert the first step into a clone's solution. Return `None` if the result does not solve the puzzle."""
+    question = _read(objective)
+    text = (reply.text or "").strip()
+    if question is None:
         return None
-    if Counter(read[0].numbers) == Counter(problem.numbers):
+    branch = question[0]
+    if verify_countdown(text, branch.numbers, branch.target, branch.use_all):
+        return None
+    if Counter(branch.numbers) == Counter(problem.numbers):
         return text
-    for step, _ in _first_steps(_at_hand(problem.numbers)):
-        if Counter(problem.without(step).numbers) == Counter(read[0].numbers):
-            whole = re.sub(rf"(?<![0-9]){step.value}(?![0-9])", step.expression, text, count=1)
-            if not verify_countdown(whole, problem.numbers, problem.target, problem.use_all):
-                return whole
+    for step, _ in _first_steps(_as_values(problem.numbers)):
+        if Counter(problem.without(step).numbers) == Counter(branch.numbers):
+            # The value of the step occurs as a number in the clone's solution.
+            solution = re.sub(rf"(?<![0-9]){step.value}(?![0-9])", step.expression, text, count=1)
+            if not verify_countdown(solution, problem.numbers, problem.target, problem.use_all):
+                return solution
     return None

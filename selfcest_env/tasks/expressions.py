@@ -1,6 +1,6 @@
-"""Integer expressions with + - * and parentheses: parsed, evaluated step by step and written, within fixed limits.
+"""Parse, evaluate and write integer expressions with + - * and parentheses, within fixed limits.
 
-Texts may come from a model, so nothing here hands them to Python's own parser.
+The texts may come from a model, so no text reaches Python's own parser.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 MAX_CHARACTERS = 2000
 MAX_TOKENS = 400
 MAX_DEPTH = 50
-MAX_DIGITS = 64  # of a literal or of any result on the way
+MAX_DIGITS = 64  # of a literal and of every result, intermediate ones too
 
 
 class ExpressionError(ValueError):
-    """A text that is no expression, or one beyond the limits."""
+    """Raised for a text that is not an expression, or that exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`left operator right`; `grouped` if it was written in parentheses."""
+    """The operation `left operator right`. It is `grouped` if it was written in parentheses."""
 
     operator: str
     left: Node
@@ -40,27 +40,38 @@ _APPLY: dict[str, Callable[[int, int], int]] = {
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression. Raises `ExpressionError`."""
+    """Return the tree of an expression.
+
+    Raises:
+        ExpressionError: the text is not an expression, or it exceeds a limit.
+    """
     return _Parser(_tokens(text)).run()
 
 
 def write(node: Node, spaces: bool = False) -> str:
-    """The expression as text, without parentheses around all of it."""
+    """Return the expression as a text, without parentheses around the whole."""
     return _write(replace(node, grouped=False) if isinstance(node, Operation) else node, " " if spaces else "")
 
 
 def evaluate(node: Node, spaces: bool = False) -> tuple[int, list[str]]:
-    """Value and one line per operation, `3*4=12`, in the order of computation. Raises `ExpressionError`."""
+    """Evaluate an expression.
+
+    Returns:
+        The value, and one line for each operation, `3*4=12`, in the order of computation.
+
+    Raises:
+        ExpressionError: a result exceeds `MAX_DIGITS`.
+    """
     if isinstance(node, int):
         return node, []
-    left, steps = evaluate(node.left, spaces)
-    right, more = evaluate(node.right, spaces)
+    left, left_steps = evaluate(node.left, spaces)
+    right, right_steps = evaluate(node.right, spaces)
     value, step = apply(node.operator, left, right, spaces)
-    return value, [*steps, *more, step]
+    return value, [*left_steps, *right_steps, step]
 
 
 def apply(operator: str, left: int, right: int, spaces: bool = False) -> tuple[int, str]:
-    """One operation and its line. Raises `ExpressionError` beyond `MAX_DIGITS`."""
+    """Return the value of one operation and its line. Raises `ExpressionError` if the value exceeds `MAX_DIGITS`."""
     value = _APPLY[operator](left, right)
     if abs(value) >= 10**MAX_DIGITS:
         raise ExpressionError(f"a result has more than {MAX_DIGITS} digits")
@@ -69,9 +80,9 @@ def apply(operator: str, left: int, right: int, spaces: bool = False) -> tuple[i
 
 
 def operands(node: Node) -> list[tuple[str, Node]]:
-    """The top level as a chain: each operand with the operator before it; a chain of sums or one of products.
+    """Return the operands of the top level, a sum or a product, each with the operator before it.
 
-    `2*3+(4-1)-5` gives `("+", 2*3), ("+", (4-1)), ("-", 5)`.
+    `2*3+(4-1)-5` returns `("+", 2*3), ("+", (4-1)), ("-", 5)`.
     """
     if isinstance(node, int):
         return [("+", node)]
@@ -93,28 +104,30 @@ def _write(node: Node, gap: str) -> str:
 
 def _tokens(text: str) -> list[str]:
     if len(text) > MAX_CHARACTERS:
-        raise ExpressionError(f"the text has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+        raise ExpressionError(f"the text has {len(text)} characters; expected at most {MAX_CHARACTERS}")
     text = text.rstrip()
-    tokens, position = list[str](), 0
+    tokens: list[str] = []
+    position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise ExpressionError(f"unexpected {text[position : position + 1]!r} at character {position}")
         token = match.group(1) or match.group(2)
         if len(token) > MAX_DIGITS:
-            raise ExpressionError(f"a number has {len(token)} digits; at most {MAX_DIGITS} are read")
+            raise ExpressionError(f"a number has {len(token)} digits; expected at most {MAX_DIGITS}")
         tokens.append(token)
         position = match.end()
     if len(tokens) > MAX_TOKENS:
-        raise ExpressionError(f"the expression has {len(tokens)} tokens; at most {MAX_TOKENS} are read")
+        raise ExpressionError(f"the expression has {len(tokens)} tokens; expected at most {MAX_TOKENS}")
     return tokens
 
 
 class _Parser:
-    """Recursive descent: a sum of products of numbers and groups."""
+    """A recursive descent parser. The grammar: a sum of products of numbers and groups."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self.tokens, self.position = tokens, 0
+        self.tokens = tokens
+        self.position = 0
 
     def run(self) -> Node:
         node = self.chain("+-", 0)
@@ -149,7 +162,7 @@ class _Parser:
             inner = self.primary(depth + 1)
             return -inner if isinstance(inner, int) else Operation("*", -1, inner)
         if token != "(":
-            raise ExpressionError(f"unexpected {token!r} where a number or a parenthesis belongs")
+            raise ExpressionError(f"found {token!r}; expected a number or a parenthesis")
         node = self.chain("+-", depth + 1)
         if self.take() != ")":
             raise ExpressionError("a parenthesis is not closed")

@@ -1,7 +1,7 @@
-"""Data sets on disk or on the Hugging Face hub: records with typed access, whose errors name file, record and key.
+"""Read data sets from disk or from the Hugging Face hub, as records with typed access.
 
-`path` may be a file (a JSON array, JSON lines, CSV), a folder of such files, or `hub:OWNER/NAME[/CONFIG][:SPLIT]`. Only
-the last needs the package `datasets` and a network. Records count from 1.
+A path is a file (a JSON array, JSON lines, CSV), a folder of such files, or `hub:OWNER/NAME[/CONFIG][:SPLIT]`. Only the
+hub needs the package `datasets` and a network. Errors name the file, the record (counted from 1) and the key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,15 +32,15 @@ _BLANK = re.compile(r"\s*")
 
 @dataclass(frozen=True)
 class Record:
-    """One record of a file, or an object inside one.
+    """A record of a file, or an object inside a record.
 
     Attributes:
-        file: path or hub id it came from.
-        number: its place in that file, from 1.
-        data: what it holds, as parsed.
-        inside: for an object inside a record the way to it, `paragraphs[2].`; else empty.
-        unit: what the number counts.
-        line: of the file on which it begins, from 1; 0 if there are no lines.
+        file: path or hub id of the file.
+        number: number of the record in the file, from 1.
+        data: the parsed content.
+        inside: path to an object inside a record, such as `paragraphs[2].`; empty for a record.
+        unit: noun for `number` in messages.
+        line: line of the file on which the record begins, from 1; 0 if the file has no lines.
     """
 
     file: str
@@ -63,46 +63,46 @@ class Record:
         return self._typed(key, list, "a list")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings."""
+        """Return a list of strings."""
         items = self.items(key)
         if any(not isinstance(item, str) for item in items):
             raise self.mismatch(key, "a list of strings")
         return tuple(items)
 
     def part(self, key: str) -> Record:
-        """The object under a key."""
+        """Return the object under a key."""
         data = self._typed(key, dict, "an object")
         return replace(self, data=data, inside=f"{self.inside}{key}.")
 
     def parts(self, key: str) -> tuple[Record, ...]:
-        """A list of objects."""
+        """Return a list of objects."""
         items = self.items(key)
         if any(not isinstance(item, dict) for item in items):
             raise self.mismatch(key, "a list of objects")
         return tuple(replace(self, data=item, inside=f"{self.inside}{key}[{i}].") for i, item in enumerate(items))
 
     def has(self, key: str) -> bool:
-        """Whether there is such a key, and not null."""
+        """Return whether the key exists and its value is not null."""
         return self.data.get(key) is not None
 
     @property
     def place(self) -> str:
-        """File, line and number, for people."""
+        """The file, line and number, for messages."""
         return _place(self.file, self.line, self.unit, self.number)
 
     def mismatch(self, key: str, expected: str) -> DataError:
-        """The error to raise for a key that is missing or holds something else than was `expected`."""
+        """Return the error for a key that is missing, or whose value is not what was expected."""
         if key in self.data:
             return self.error(key, f"is {shorten_repr(self.data[key])}; expected {expected}")
-        found = [str(name) for name in self.data]
+        keys = [str(name) for name in self.data]
         return self.error(
             key,
-            f"is missing; expected {expected}. Keys found: {', '.join(found) or 'none'}.{did_you_mean(key, found)}",
+            f"is missing; expected {expected}.{did_you_mean(key, keys)} Keys found: {', '.join(keys) or 'none'}",
         )
 
-    def error(self, key: str, said: str) -> DataError:
-        """The error to raise for a key, or a part of what it holds, with what is wrong about it."""
-        return DataError(f"{self.place}: {self.inside}{key} {said}")
+    def error(self, key: str, problem: str) -> DataError:
+        """Return the error for a key, with a predicate that says what is wrong."""
+        return DataError(f"{self.place}: {self.inside}{key} {problem}")
 
     def _typed(self, key: str, type_: type[T], expected: str) -> T:
         value = self.data.get(key)
@@ -112,43 +112,46 @@ class Record:
 
 
 def read_records(path: str) -> Iterator[Record]:
-    """The records of a file, of all files of a folder in the order of their names, or of a data set on the hub.
+    """Yield the records of a file, of all files of a folder in the order of their names, or of a data set on the hub.
 
     Raises:
-        DataError: nothing there, or a file that cannot be read, with file, record number and what is wrong.
+        DataError: the path names nothing, or a file cannot be read. The message names the file and the record.
     """
     if path.startswith(HUB):
         yield from (Record(path, number, row) for number, row in enumerate(_hub_rows(path), 1))
         return
     for file in list_files(path):
         text = read_text(file)
-        yield from (_csv_records if file.suffix == ".csv" else _json_records)(str(file), text)
+        if file.suffix == ".csv":
+            yield from _csv_records(str(file), text)
+        else:
+            yield from _json_records(str(file), text)
 
 
 def list_files(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """The file a path names, or all files with these suffixes under the folder it names, in the order of their names.
+    """Return the file that a path names, or all files with these suffixes under a folder, in the order of their names.
 
     `~` and environment variables are expanded.
     """
-    place = expand_path(path)
-    if place.is_file():
-        return [place]
-    if not place.is_dir():
-        hint = "; is the environment variable set?" if "$" in str(place) else ""
-        raise DataError(f"{place}: no such file or folder; give a path, or {HUB}OWNER/NAME[/CONFIG][:SPLIT]{hint}")
-    found = [file for file in place.rglob("*") if file.suffix in suffixes and file.is_file()]
-    if not found:
-        raise DataError(f"{place}: no file in this folder ends in {', '.join(suffixes)}")
-    return sorted(found, key=lambda file: _natural(file.relative_to(place).as_posix()))
+    root = expand_path(path)
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        hint = "; is the environment variable set?" if "$" in str(root) else ""
+        raise DataError(f"{root}: no such file or folder; give a path, or {HUB}OWNER/NAME[/CONFIG][:SPLIT]{hint}")
+    files = [file for file in root.rglob("*") if file.suffix in suffixes and file.is_file()]
+    if not files:
+        raise DataError(f"{root}: no file in this folder ends in {', '.join(suffixes)}")
+    return sorted(files, key=lambda file: _natural_order(file.relative_to(root).as_posix()))
 
 
 def expand_path(path: str) -> Path:
-    """The path, with `~` and environment variables expanded."""
+    """Expand `~` and environment variables in a path."""
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def read_text(file: Path) -> str:
-    """A text file in UTF-8, line ends as they are."""
+    """Read a text file in UTF-8, without any change of line ends."""
     try:
         return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -158,7 +161,11 @@ def read_text(file: Path) -> str:
 
 
 def content_digest(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> str:
-    """16 hexadecimal digits: of a file's bytes, of the names and bytes of a folder's files, or of a hub set's rows."""
+    """Return a digest of a file's bytes, of the names and bytes of a folder's files, or of the rows of a hub data set.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     digest = hashlib.blake2b(digest_size=8)
     if path.startswith(HUB):
         for row in _hub_rows(path):
@@ -175,6 +182,7 @@ def content_digest(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> str:
 
 
 def shorten_repr(value: object) -> str:
+    """Return the `repr` of a value, cut to 80 characters."""
     try:
         text = repr(value)
     except RecursionError:
@@ -186,8 +194,8 @@ def _place(file: str, line: int, unit: str, number: int) -> str:
     return f"{file}{f':{line}' if line else ''}, {unit} {number}"
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """`10.json` comes after `9.json`."""
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a sort key by which `10.json` comes after `9.json`."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"([0-9]+)", name)]
 
 
@@ -195,93 +203,107 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _json_records(file: str, text: str) -> Iterator[Record]:
-    """The objects of one JSON array, or of a file of JSON objects one after another, as in JSON lines."""
-    start = _skip(text, 0)
-    array = text.startswith("[", start)
-    if not array and not text.startswith("{", start):
+    """Yield the objects of a JSON array, or those of JSON lines, which may also span several lines.
+
+    A record is parsed only when it is reached, so that an error names its number.
+    """
+    start = _skip_space(text, 0)
+    is_array = text.startswith("[", start)
+    if not is_array and not text.startswith("{", start):
         raise DataError(
             f"{file}: neither a JSON array nor JSON lines; it begins with {shorten_repr(text[start:][:20])}"
         )
-    position, number = _skip(text, start + array), 1
-    line, counted = 1, 0
-    end = text.startswith("]", position) if array else position == len(text)
+    position = _skip_space(text, start + is_array)
+    number = 1
+    line = 1
+    counted = 0  # lines are counted up to this position
+    end = text.startswith("]", position) if is_array else position == len(text)
     while not end:
-        line, counted = line + text.count("\n", counted, position), position
+        line += text.count("\n", counted, position)
+        counted = position
         data, position = _json_object(_place(file, line, "record", number), text, position)
         yield Record(file, number, data, line=line)
-        position = _skip(text, position)
-        end = text.startswith("]", position) if array else position == len(text)
-        if array and not end:
-            position = _comma(file, text, position, number)
+        position = _skip_space(text, position)
+        end = text.startswith("]", position) if is_array else position == len(text)
+        if is_array and not end:
+            position = _skip_comma(file, text, position, number)
         number += 1
-    if array and _skip(text, position + 1) != len(text):
+    if is_array and _skip_space(text, position + 1) != len(text):
         raise DataError(f"{file}: more text after the closing ']' of the array")
 
 
-class _Repeated(Exception):
-    """A key that stands twice in an object."""
+class _RepeatedKeyError(Exception):
+    """Raised for an object with two equal keys, of which `json` would silently keep the last."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise _Repeated(next(key for key in keys if keys.count(key) > 1))
-    return found
+        raise _RepeatedKeyError(next(key for key in keys if keys.count(key) > 1))
+    return data
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
-_ESCAPED, _HALF = re.compile(r"\\u[dD][89a-fA-F]"), re.compile("[\ud800-\udfff]")
+_DECODER = json.JSONDecoder(object_pairs_hook=_build_object)
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _json_object(place: str, text: str, start: int) -> tuple[dict[str, Any], int]:
-    """The object that begins here, and where it ends."""
+    """Parse the object that begins at a position, and return it with the position after it."""
     try:
         data, end = _DECODER.raw_decode(text, start)
-        lone = _lone_surrogate(data, "") if _ESCAPED.search(text, start, end) else ""
+        surrogate_path = _find_surrogate(data, "") if _ESCAPED_SURROGATE.search(text, start, end) else ""
     except json.JSONDecodeError as error:
-        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         raise DataError(
             f"{place}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-            f"{' (is the file truncated?)' if cut else ''}"
+            f"{' (is the file truncated?)' if is_cut else ''}"
         ) from error
-    except _Repeated as error:
-        raise DataError(f"{place}: the key {shorten_repr(error.args[0])} stands twice in one object") from error
+    except _RepeatedKeyError as error:
+        raise DataError(f"{place}: the key {shorten_repr(error.args[0])} occurs twice in one object") from error
     except RecursionError as error:
         raise DataError(f"{place}: nested too deeply to be read") from error
     except ValueError as error:
-        most = sys.get_int_max_str_digits()
-        raise DataError(f"{place}: holds an integer of more than {most} digits, which are not read") from error
-    if lone:
-        raise DataError(f"{place}: {lone} holds half a character, a surrogate without its partner (\\ud800 to \\udfff)")
+        max_digits = sys.get_int_max_str_digits()
+        raise DataError(f"{place}: holds an integer of more than {max_digits} digits, the limit of Python") from error
+    if surrogate_path:
+        raise DataError(
+            f"{place}: {surrogate_path} holds half a character, a surrogate without its partner (\\ud800 to \\udfff)"
+        )
     if not isinstance(data, dict):
         raise DataError(f"{place}: {shorten_repr(data)}; expected an object")
     return data, end
 
 
-def _lone_surrogate(value: object, way: str) -> str:
-    """The way to the first text that no encoding can write; empty if there is none."""
+def _find_surrogate(value: object, path: str) -> str:
+    """Return the path to the first text with a lone surrogate, which no encoding can write; empty if there is none."""
     if isinstance(value, str):
-        return way if _HALF.search(value) else ""
-    inside: Iterable[tuple[str, object]] = ()
+        return path if _SURROGATE.search(value) else ""
+    items: list[tuple[str, object]] = []
     if isinstance(value, list):
-        inside = ((f"{way}[{index}]", item) for index, item in enumerate(value))
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     elif isinstance(value, dict):
-        named = [(f"{way}{'.' if way else ''}{ascii(key)[1:-1]}", key) for key in value]
-        inside = [*named, *((place, value[key]) for place, key in named)]
-    return next(filter(None, (_lone_surrogate(item, place) for place, item in inside)), "")
+        # A key is a text too. Its path is written in ASCII, so that the message itself can be encoded.
+        keys = [(f"{path}{'.' if path else ''}{ascii(key)[1:-1]}", key) for key in value]
+        items = [*keys, *((key_path, value[key]) for key_path, key in keys)]
+    for item_path, item in items:
+        surrogate_path = _find_surrogate(item, item_path)
+        if surrogate_path:
+            return surrogate_path
+    return ""
 
 
-def _comma(file: str, text: str, position: int, number: int) -> int:
-    """The start of the record after the comma that must stand here."""
+def _skip_comma(file: str, text: str, position: int, number: int) -> int:
+    """Return the position of the record after the comma at this position."""
     if position == len(text):
         raise DataError(f"{file}: the file ends after record {number} without the closing ']' (is it truncated?)")
     if not text.startswith(",", position):
         raise DataError(f"{file}, record {number}: followed by {text[position]!r}; expected ',' or ']'")
-    return _skip(text, position + 1)
+    return _skip_space(text, position + 1)
 
 
-def _skip(text: str, position: int) -> int:
+def _skip_space(text: str, position: int) -> int:
     match = _BLANK.match(text, position)
     return match.end() if match else position
 
@@ -292,19 +314,22 @@ def _skip(text: str, position: int) -> int:
 def _csv_records(file: str, text: str) -> Iterator[Record]:
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] = []
-    number, line = 0, 1
+    number = 0
+    next_line = 1
     try:
+        # The header is row 0, so that records count from 1.
         for number, row in enumerate(rows):
-            first, line = line, rows.line_num + 1
+            line = next_line
+            next_line = rows.line_num + 1
             if not header:
                 header = row
                 if len({*row}) < len(row):
-                    raise DataError(f"{file}: two columns of one name: {', '.join(row)}")
+                    raise DataError(f"{file}: two columns have the same name: {', '.join(row)}")
             elif len(row) != len(header):
-                place = _place(file, first, "record", number)
+                place = _place(file, line, "record", number)
                 raise DataError(f"{place}: {len(row)} cells; expected {len(header)}: {', '.join(header)}")
             else:
-                yield Record(file, number, dict(zip(header, row, strict=True)), line=first)
+                yield Record(file, number, dict(zip(header, row, strict=True)), line=line)
     except csv.Error as error:
         raise DataError(
             f"{file}, record {number + 1}: not valid CSV near line {rows.line_num}: {error} (is the file truncated?)"
@@ -320,14 +345,15 @@ def _csv_records(file: str, text: str) -> Iterator[Record]:
 def _hub_rows(path: str) -> tuple[Mapping[str, Any], ...]:
     match = _HUB_ID.fullmatch(path.removeprefix(HUB))
     if match is None:
-        raise DataError(f"{path}: not of the form {HUB}OWNER/NAME[/CONFIG][:SPLIT], as in {HUB}openai/gsm8k/main:test")
+        raise DataError(f"{path}: expected {HUB}OWNER/NAME[/CONFIG][:SPLIT], such as {HUB}openai/gsm8k/main:test")
     if is_read_only():
         raise DataError(
             f"{path} is on the hub, and a command that only looks contacts no network; download the official file and "
             "give its path"
         )
     try:
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at the import
+        # The library reads this variable when it is imported.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(

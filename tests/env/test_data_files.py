@@ -102,8 +102,8 @@ GOOD = json.dumps(ROWS)
         ("long.jsonl", '{"q": 1}\n\n{"q": ' + "7" * 5000 + "}", "long.jsonl:3, record 2: holds an integer of more"),
         ("half.jsonl", r'{"q": "\ud83d\ude00", "a": [{"b": "x\ud83d"}]}', "half.jsonl:1, record 1: a[0].b holds half"),
         ("half_key.json", r'[{"a": {"\udc00": 1}}]', r"record 1: a.\udc00 holds half a character, a surrogate"),
-        ("twice.jsonl", '{"d": {"x": 1, "y": 2, "x": 3}}', "record 1: the key 'x' stands twice in one object"),
-        ("columns.csv", "q,q\n1,2\n", "two columns of one name: q, q"),
+        ("twice.jsonl", '{"d": {"x": 1, "y": 2, "x": 3}}', "record 1: the key 'x' occurs twice in one object"),
+        ("columns.csv", "q,q\n1,2\n", "two columns have the same name: q, q"),
         ("short.csv", "q,a\n1,2\n3\n", "short.csv:3, record 2: 1 cells; expected 2: q, a"),
         ("open.csv", 'q,a\n1,2\n"3,4\n', "record 2: not valid CSV near line 3"),
         ("nothing.csv", "", "empty; expected a line of column names"),
@@ -145,7 +145,7 @@ def test_typed_access() -> None:
     [
         (
             lambda r: r.text("txt"),
-            "txt is missing; expected a string. Keys found: text, n, yes, names, parts, o, none. Did you mean 'text'?",
+            "txt is missing; expected a string. Did you mean 'text'? Keys found: text, n, yes, names, parts, o, none",
         ),
         (lambda r: r.text("n"), "n is 3; expected a string"),
         (lambda r: r.text("none"), "none is None; expected a string"),
@@ -156,7 +156,7 @@ def test_typed_access() -> None:
         (lambda r: r.parts("names"), "names is ['a', 'b']; expected a list of objects"),
         (lambda r: r.part("names"), "names is ['a', 'b']; expected an object"),
         (lambda r: r.parts("parts")[1].text("title"), "parts[1].title is 5; expected a string"),
-        (lambda r: r.part("o").text("j"), "o.j is missing; expected a string. Keys found: k."),
+        (lambda r: r.part("o").text("j"), "o.j is missing; expected a string. Keys found: k"),
     ],
 )  # fmt: skip
 def test_wrong_keys_and_types_are_named(ask: Callable[[Record], object], said: str) -> None:
@@ -361,7 +361,7 @@ def test_the_hub_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [("someone/pairs-v1", "main", "validation[:10%]"), ("someone/pairs-v2", None, "train")]
     with pytest.raises(DataError, match=r"hub:no/such: datasets could not load this: ConnectionError: offline; check"):
         rows("hub:no/such")
-    with pytest.raises(DataError, match=r"hub:nonsense: not of the form hub:OWNER/NAME\[/CONFIG\]\[:SPLIT\]"):
+    with pytest.raises(DataError, match=r"hub:nonsense: expected hub:OWNER/NAME\[/CONFIG\]\[:SPLIT\]"):
         rows("hub:nonsense")
 
 
