@@ -27,8 +27,8 @@ from selfcest_eval.play.config import StrategySpec, StudyConfig, load_study
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
 from selfcest_eval.play.strategies import STRATEGIES, make_strategy
 from selfcest_training.config import (
-    Cell,
     Demonstrations,
+    EvalSet,
     EvaluationConfig,
     Phase,
     RLConfig,
@@ -185,7 +185,7 @@ def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
     for name in (*Fault, *Status):
         assert f"| `{name}` |" in game, name
     training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    configs = (RunConfig, VariantConfig, WarmStartConfig, Phase, Demonstrations, RLConfig, EvaluationConfig, Cell)
+    configs = (RunConfig, VariantConfig, WarmStartConfig, Phase, Demonstrations, RLConfig, EvaluationConfig, EvalSet)
     for config in (
         *configs,
         OptimizerConfig,

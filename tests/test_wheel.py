@@ -295,7 +295,7 @@ SMALL_RUN = [
     ),
     *(f"variants.deciding.rl.{change}" for change in ("steps=2", "tasks_per_step=2", "group_size=2")),
     "evaluation.episodes=1",
-    f"evaluation.cells={CELLS}",
+    f"evaluation.eval_sets={CELLS}",
 ]
 
 

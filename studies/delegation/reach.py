@@ -88,18 +88,18 @@ def _contexts(config: RunConfig, variant: str) -> Iterator[int]:
 
 
 def asked(episodes: int = 200) -> dict[str, dict[str, dict[str, float]]]:
-    """By cell of quick.yaml and perfect player: mean costs, and the longest context."""
+    """By eval set of quick.yaml and perfect player: mean costs, and the longest context."""
     config = load_config(CONFIGS / "quick.yaml", [])
     language, found = language_of(config.model), dict[str, dict[str, dict[str, float]]]()
-    for cell in config.evaluation.cells:
-        for name, (style, reading) in PLAYS.items() if cell.family == "ledgers" else ():
-            source = LongLedgers(**{**cell.options, "reading": reading})
+    for eval_set in config.evaluation.eval_sets:
+        for name, (style, reading) in PLAYS.items() if eval_set.family == "ledgers" else ():
+            source = LongLedgers(**{**eval_set.options, "reading": reading})
             limits = replace(config.limits_of("delegating" if style is Style.DELEGATE else "reading"), turn_tokens=1000)
             rules, rng = language.rules(limits), np.random.default_rng(0)
             requests = [RolloutRequest(str(i), source.draw(rng), i) for i in range(episodes)]
             policy = ScriptedPolicy(OracleActor(source, rules.protocol, style), language.codec)
             costs = [record.cost for record in rollout(requests, policy, rules)]
-            of_cell = found.setdefault(cell.size, {})
+            of_cell = found.setdefault(eval_set.size, {})
             of_cell[name] = {key: round(mean(getattr(cost, key) for cost in costs), 1) for key in COSTS}
             of_cell[name]["longest_context"] = max(cost.peak_context for cost in costs)
     return found

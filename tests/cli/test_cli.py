@@ -165,7 +165,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 def write(tmp_path: Path) -> Path:
     data = yaml.safe_load(dump_config(config(tmp_path / "runs")))
-    data["evaluation"] = {"cells": [{"family": "choice", "size": "any"}], "episodes": 8}
+    data["evaluation"] = {"eval_sets": [{"family": "choice", "size": "any"}], "episodes": 8}
     data["variants"]["delegating"]["rl"]["steps"] = 2
     data["variants"]["monolithic"] = {
         "limits": {"max_depth": 0},
@@ -185,7 +185,7 @@ episodes: 8
 limits: {turn_tokens: 32, reply_tokens: 8, answer_reserve: 8}
 strategies: {delegate: {}, monolithic: {}}
 tasks: {choice: {name: "trivial:Choice"}}
-cells: [{family: choice, size: any}]
+eval_sets: [{family: choice, size: any}]
 """
 PYTHONPATH = ":".join(str(ROOT / part) for part in ("", "agents", "training", "tests/support"))
 ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PATH": ""}
@@ -309,7 +309,7 @@ def test_a_study_killed_outright_resumes_to_the_same_results(tmp_path: Path) -> 
     file = tmp_path / "study.yaml"
     data = yaml.safe_load(STUDY)
     data |= {"output": str(tmp_path), "policy": {"name": "study_players:Scripted"}, "episodes": 300, "batch": 8}
-    data |= {"tasks": {"range": {"name": "range_sum"}}, "cells": [{"family": "range", "size": "any"}]}
+    data |= {"tasks": {"range": {"name": "range_sum"}}, "eval_sets": [{"family": "range", "size": "any"}]}
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
     whole = selfcest("evaluate", "-c", str(file), "name=whole")
     assert whole.returncode == 0, whole.stderr

@@ -26,7 +26,7 @@ from selfcest_env.types import Status
 from selfcest_eval.play.config import load_stored_study
 from selfcest_eval.play.results import Place, Result, write_result
 from selfcest_eval.report.training_run import EvaluationStage
-from selfcest_training.config import Cell, EvaluationConfig
+from selfcest_training.config import EvalSet, EvaluationConfig
 from selfcest_training.config_file import dump_config, load_stored_config
 from selfcest_training.planning.shapes import model_shape
 
@@ -106,9 +106,11 @@ def test_leaks_imports_and_makes_nothing_that_it_was_not_told_to(
 def test_compare_imports_no_strategy_that_it_was_not_told_to_and_makes_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cells = [{"family": "range", "size": "2-6"}]
+    eval_sets = [{"family": "range", "size": "2-6"}]
     study = run(
-        small(folder, strategies={"own": {"name": "delegate"}}, cells=cells, budgets=[60], seeds=[0], episodes=2)
+        small(
+            folder, strategies={"own": {"name": "delegate"}}, eval_sets=eval_sets, budgets=[60], seeds=[0], episodes=2
+        )
     )
     stored = (study / "study.yaml").read_text(encoding="utf-8")
     (study / "study.yaml").write_text(stored.replace("name: delegate", "name: stranger:Own"), encoding="utf-8")
@@ -127,7 +129,7 @@ def test_report_runs_nothing_at_all(
         folder, model=stranger, sampler=stranger, tasks__choice=stranger, variants__delegating__rl__credit=stranger,
         reward={"name": "correct", "options": {"grader": stranger}},
     )  # fmt: skip
-    spec = replace(spec, evaluation=EvaluationConfig((Cell("choice", "any"),), episodes=1))
+    spec = replace(spec, evaluation=EvaluationConfig((EvalSet("choice", "any"),), episodes=1))
     played = spec.folder / "delegating" / "seed0" / EvaluationStage.AFTER
     played.mkdir(parents=True)
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")

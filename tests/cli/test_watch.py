@@ -291,7 +291,7 @@ budgets: [40]
 strategies: {delegate: {}}
 policy: {name: "study_players:Scripted"}
 tasks: {choice: {name: "trivial:Choice"}}
-cells: [{family: choice, size: any}]
+eval_sets: [{family: choice, size: any}]
 """
 
 

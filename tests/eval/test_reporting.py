@@ -251,7 +251,7 @@ def source(tmp_path: Path, accuracy: dict[str, float], family: str = "range", **
     """A study of one family with two sizes, 40 instances, a policy that is right on a share and costs 10 or 20."""
     data = small(tmp_path, seeds=[0], budgets=[240], strategies={name: {} for name in accuracy}, subject="delegate")
     data["tasks"] = {family: {"name": "range_sum"}}
-    data["cells"] = [{"family": family, "size": "s"}, {"family": family, "size": "l", "options": {"min_length": 3}}]
+    data["eval_sets"] = [{"family": family, "size": "s"}, {"family": family, "size": "l", "options": {"min_length": 3}}]
     config = parse_as(StudyConfig, data)
 
     def point(name: str, share: float) -> Point:
@@ -439,12 +439,12 @@ def test_the_page_of_a_study_and_the_files_beside_it(tmp_path: Path, monkeypatch
 
 def test_a_run_that_is_not_evaluated_has_a_source_too(tmp_path: Path) -> None:
     spec = config(tmp_path)
-    assert not spec.evaluation.cells
+    assert not spec.evaluation.eval_sets
     spec.folder.mkdir()
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
     (found,) = read_sources([spec.folder])
     assert (found.cells, found.final) == ([], ["delegating, after RL"])
-    assert "evaluation.cells is empty, so nothing was evaluated" in found.warnings
+    assert "evaluation.eval_sets is empty, so nothing was evaluated" in found.warnings
 
 
 def test_bad_folders_are_one_error(tmp_path: Path) -> None:

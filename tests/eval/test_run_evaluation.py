@@ -35,8 +35,8 @@ from selfcest_eval.report.training_run import (
 )
 from selfcest_eval.stats.decision_table import decided
 from selfcest_training.config import (
-    Cell,
     Demonstrations,
+    EvalSet,
     EvaluationConfig,
     Phase,
     RunConfig,
@@ -64,8 +64,8 @@ def spec(tmp_path: Path, seeds: tuple[int, ...] = (0, 1)) -> RunConfig:
             "rl": {"steps": 0},
         },
     }
-    cells = (Cell("choice", "any"), Cell("choice", "again", shift="out"))
-    evaluation = EvaluationConfig(cells, episodes=EPISODES, temperatures=(0.0, 0.8))
+    eval_sets = (EvalSet("choice", "any"), EvalSet("choice", "again", shift="out"))
+    evaluation = EvaluationConfig(eval_sets, episodes=EPISODES, temperatures=(0.0, 0.8))
     return replace(config(tmp_path, **small), seeds=seeds, evaluation=evaluation)
 
 
@@ -154,7 +154,7 @@ def test_a_run_stands_beside_perfect_execution_of_the_styles_that_its_variants_w
         [r for r in read_results(path, experts=True) if r.place.style]
         for path in sorted(trained.folder.glob("alone/seed*/*/results.jsonl"))
     ]
-    costs = [{(r.place.strategy, r.place.cell, r.place.task_id): r.costs for r in found} for found in of_seeds]
+    costs = [{(r.place.strategy, r.place.eval_set, r.place.task_id): r.costs for r in found} for found in of_seeds]
     assert len(costs) == 2
     assert costs[0] == costs[1], "whatever the seed"
 
@@ -220,8 +220,8 @@ def test_warm_starts_that_began_again_or_have_not_learned_are_in_terminal_and_ta
 
 def test_a_stored_cell_that_the_config_lacks_is_a_mistake_and_no_defect(trained: RunConfig, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
-    fewer = replace(run, evaluation=replace(run.evaluation, cells=run.evaluation.cells[:1]))
-    words = r"results\.jsonl has a result of the cell 'choice again', which the config of its folder lacks"
+    fewer = replace(run, evaluation=replace(run.evaluation, eval_sets=run.evaluation.eval_sets[:1]))
+    words = r"results\.jsonl has a result of the eval set 'choice again', which the config of its folder lacks"
     with pytest.raises(RecordError, match=words):
         report_run(fewer)
     (run.folder / "config.yaml").write_text(dump_config(fewer), encoding="utf-8")
@@ -241,13 +241,13 @@ def test_report_reads_a_folder_wherever_it_is(trained: RunConfig, tmp_path: Path
 
 def test_a_run_without_cells_has_curves_and_no_table(trained: RunConfig) -> None:
     shown = report_run(replace(trained, evaluation=EvaluationConfig()))
-    assert shown.startswith("evaluation.cells is empty, so there is no table\n")
+    assert shown.startswith("evaluation.eval_sets is empty, so there is no table\n")
 
 
 def test_a_cell_that_cannot_be_played_is_an_error_before_any_work(tmp_path: Path) -> None:
     run = spec(tmp_path)
     check_evaluation(run)
-    with pytest.raises(TaskError, match="cell choice any has about .* distinct test instances, and episodes is 60"):
+    with pytest.raises(TaskError, match="eval set choice any has about .* distinct test instances, and episodes is 60"):
         check_evaluation(replace(run, evaluation=replace(run.evaluation, episodes=60)))
 
 
@@ -259,9 +259,9 @@ def test_a_file_is_evaluated_on_what_training_never_draws(tmp_path: Path) -> Non
         **run.tasks,
         "own": replace(run.tasks["choice"], name="questions", options={"path": str(tmp_path / "own.jsonl")}),
     }
-    run = replace(run, tasks=tasks, evaluation=EvaluationConfig((Cell("own", "all"),), episodes=15))
+    run = replace(run, tasks=tasks, evaluation=EvaluationConfig((EvalSet("own", "all"),), episodes=15))
     check_evaluation(run)  # a fifth of 100, by a hash
-    with pytest.raises(TaskError, match="episodes is 40, but cell own all has .* tasks that are held out"):
+    with pytest.raises(TaskError, match="episodes is 40, but eval set own all has .* tasks that are held out"):
         check_evaluation(replace(run, evaluation=replace(run.evaluation, episodes=40)))
 
 
@@ -294,9 +294,9 @@ def deciding(tmp_path: Path) -> RunConfig:
         forced=True,
     )
     variants = {"delegating": variant, "alone": replace(run.variants["alone"], evaluated_on=("choice",))}
-    cells = (Cell("sums", "any"), Cell("choice", "any"))
+    eval_sets = (EvalSet("sums", "any"), EvalSet("choice", "any"))
     limits = replace(run.limits, total_tokens=96, turn_tokens=40, reply_tokens=2, answer_reserve=12, max_clones=2)
-    evaluation = EvaluationConfig(cells, episodes=EPISODES)
+    evaluation = EvaluationConfig(eval_sets, episodes=EPISODES)
     return replace(run, tasks={**run.tasks, "sums": sums}, variants=variants, evaluation=evaluation, limits=limits)
 
 

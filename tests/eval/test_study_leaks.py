@@ -72,7 +72,7 @@ def study(output: Path, tasks: dict[str, Any], policy: Path | str) -> dict[str, 
         "policy": {"name": "model", "options": {"folder": str(policy)}},
         "strategies": {"monolithic": {}},
         "tasks": tasks,
-        "cells": [{"family": family, "size": "all"} for family in tasks],
+        "eval_sets": [{"family": family, "size": "all"} for family in tasks],
     }
 
 

@@ -101,7 +101,7 @@ def errands(output: Path, **changes: Any) -> dict[str, Any]:
     """A study of who delegates and who does not, both always wrong after 5 generated tokens."""
     data = {
         "tasks": {"errands": {"name": f"{__name__}:Errands"}},
-        "cells": [{"family": "errands", "size": "any"}],
+        "eval_sets": [{"family": "errands", "size": "any"}],
         "policy": {"name": "study_players:Known", "options": {"right": 0.0, "tokens": 5}},
         "strategies": {"delegate": {}, "monolithic": {}},
         "budgets": [100],

@@ -96,7 +96,7 @@ def small(output: Path, **changes: Any) -> dict[str, Any]:
             "oracle_decomposition": {"families": ["ledger"]},
         },
         "tasks": {"range": {"name": "range_sum", "options": {"max_length": 6}}, "ledger": {"name": "ledger_qa"}},
-        "cells": [{"family": "range", "size": "2-6"}, {"family": "ledger", "size": "4-12", "shift": "out"}],
+        "eval_sets": [{"family": "range", "size": "2-6"}, {"family": "ledger", "size": "4-12", "shift": "out"}],
     }
     return {**data, **changes}
 
@@ -218,7 +218,7 @@ def looking(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     chance = {"name": "study_players:Looking", "options": {"by_chance": True}}
     data = {
         "tasks": {"own": {"name": "questions", "options": {"path": str(tmp_path / "own.jsonl")}}},
-        "cells": [{"family": "own", "size": "all"}],
+        "eval_sets": [{"family": "own", "size": "all"}],
         "policy": {"name": "study_players:Looking"},
         "reward": {"name": "correct", "options": {"grader": {"name": "question_answer", "score": "f1"}}},
         "strategies": {
@@ -461,6 +461,9 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
         ({"compared": ["total_token"]}, ["compared names no cost 'total_token'", "Did you mean 'total_tokens'"]),
         ({"min_difference": -0.1}, ["min_difference is -0.1"]),
         ({"arms": {}}, ["unknown config key 'arms'", "'strategies'; rename"]),
+        ({"eval_sets": []}, ["cells is now called eval_sets: write eval_sets: []"]),
+        ({"tries": 3}, ["tries is now called max_retries: write max_retries: 2"]),
+        ({"max_unplayable_share": 0.5}, ["max_unplayable_share is now called max_failed_fraction", "0.5"]),
         ({"strategies": {"delegate": None}}, ["strategies.delegate is empty; write {}"]),
         ({"strategies": {"delegate": {"limits": {"total_tokens": 9}}}}, ["delegate.limits.total_tokens", "sweep"]),
         (
@@ -657,8 +660,8 @@ def test_another_gold_decomposition_replays_the_oracle_alone(tmp_path: Path) -> 
         rows = [{"question": "Where?", "answer": "Ulm", "documents": {"a": "Ulm", "b": "Ulm"}, "support": [hint]}]
         (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         study = Study(parse_as(StudyConfig, {**data, "strategies": strategies, "seeds": [0], "budgets": [240]}))
-        blocks = [block for block in study.blocks() if block.style is None]
-        studies.append({item.place.strategy: item.played for block in blocks for item in study._keyed(block)})
+        cells = [cell for cell in study.cells() if cell.style is None]
+        studies.append({item.place.strategy: item.played for cell in cells for item in study._items_of(cell)})
     assert studies[0]["monolithic"] == studies[1]["monolithic"]
     assert studies[0]["oracle_decomposition"] != studies[1]["oracle_decomposition"]
 
@@ -790,7 +793,7 @@ def test_compare_names_what_does_not_match(tmp_path: Path, finished: Path) -> No
         compared(
             finished,
             tasks={"short": {"name": "arithmetic"}},
-            cells=[{"family": "short", "size": "any"}],
+            eval_sets=[{"family": "short", "size": "any"}],
             strategies={"delegate": {}},
         )
     with pytest.raises(ConfigError, match="cannot be compared: their reward is"):
@@ -805,7 +808,7 @@ def changed_reward(tmp_path: Path) -> Path:
 
 def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
     guess = {
-        "cells": [{"family": "range", "size": "2-6"}],
+        "eval_sets": [{"family": "range", "size": "2-6"}],
         "strategies": {"monolithic": {}},
         "episodes": 30,
         "seeds": [0],
@@ -851,12 +854,16 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"strategies": {"delegate": {"families": ["x"]}}}, ["strategies.delegate.families names the family 'x'"]),
         ({"strategies": {"d": {}}}, ["unknown strategy 'd'"]),
         ({"strategies": {"best_of_n": {}}}, ["strategies.best_of_n, range, budget 60: temperature is 0"]),
-        ({"cells": [{"family": "range", "size": "1", "options": {"max_length": 1}}]}, ["min_length is 2, above"]),
-        ({"cells": [{"family": "nope", "size": "1"}]}, ["cells[0].family names the family 'nope'"]),
+        ({"eval_sets": [{"family": "range", "size": "1", "options": {"max_length": 1}}]}, ["min_length is 2, above"]),
+        ({"eval_sets": [{"family": "nope", "size": "1"}]}, ["eval_sets[0].family names the family 'nope'"]),
         ({"reward": {"name": "corect"}}, ["unknown reward 'corect'"]),
         (
             {"reward": {"name": "correct", "options": {"grader": {"name": "countdown"}}}},
-            ["cell range 2-6: the reward's grader cannot judge task", "of range_sum", "no Countdown metadata"],
+            [
+                "eval set range 2-6: the reward's grader cannot judge task",
+                "of range_sum",
+                "its metadata cannot be used",
+            ],
         ),
     ],
 )
@@ -1104,7 +1111,11 @@ def questions(tmp_path: Path, count: int) -> dict[str, Any]:
     (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
     tasks = {"own": {"name": "questions", "options": {"path": str(tmp_path / "own.jsonl")}}}
     return small(
-        tmp_path, tasks=tasks, cells=[{"family": "own", "size": "all"}], strategies={"monolithic": {}}, episodes=None
+        tmp_path,
+        tasks=tasks,
+        eval_sets=[{"family": "own", "size": "all"}],
+        strategies={"monolithic": {}},
+        episodes=None,
     )
 
 
@@ -1120,7 +1131,7 @@ def test_a_file_is_played_whole_or_in_part(tmp_path: Path) -> None:
     assert len(some) == 5
     assert some == sorted(some, key=int)
     assert some == answers({**data, "episodes": 5}) != answers({**data, "episodes": 5, "task_seed": 1})
-    with pytest.raises(TaskError, match=r"episodes is 13, but cell own all has 12 tasks"):
+    with pytest.raises(TaskError, match=r"episodes is 13, but eval set own all has 12 tasks"):
         answers({**data, "episodes": 13})
 
 
@@ -1144,7 +1155,7 @@ def test_what_a_study_of_ones_own_questions_need_not_say(tmp_path: Path) -> None
         "strategies": {"monolithic": {}},
     }
     config = parse_study(data)
-    assert [(cell.family, cell.size, cell.shift) for cell in config.cells] == [
+    assert [(cell.family, cell.size, cell.shift) for cell in config.eval_sets] == [
         ("own", "all", "in"),
         ("other", "all", "in"),
     ]
@@ -1166,7 +1177,7 @@ def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: 
         for label, strategy in (("together", "delegate"), ("alone", "monolithic"))
     }
     data = small(tmp_path, strategies=strategies, budgets=[12, 200], episodes=24, seeds=list(range(8)))
-    data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "cells": [{"family": "choice", "size": "any"}]}
+    data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "eval_sets": [{"family": "choice", "size": "any"}]}
     (curves,) = curves_of(read_results(run(data) / "results.jsonl"))
     resampler = curves.resampler(crossed=False, resamples=2000, confidence=0.95)
     prompts = [len(CODEC.encode_own(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
@@ -1205,8 +1216,8 @@ def test_a_refused_study_is_no_session_and_its_results_stay(tmp_path: Path) -> N
     ("change", "words"),
     [
         (
-            {"cells": [{"family": "range", "size": "2-6"}]},
-            r"the cell 'ledger 4-12', .* expected one of \['range 2-6'\]",
+            {"eval_sets": [{"family": "range", "size": "2-6"}]},
+            r"the eval set 'ledger 4-12', .* expected one of \['range 2-6'\]",
         ),
         ({"seeds": [0]}, r"the seed 1, .* expected one of \[0\]: put the seed back"),
         ({"budgets": [60]}, r"the budget 240, .* expected one of \[60\]"),
@@ -1242,8 +1253,8 @@ def test_what_a_server_did_is_stored_and_shown_with_the_verdict(tmp_path: Path, 
     server = serve(answer)
     options = {"server": {"base_url": server.url, "model": "m", "backoff_s": 0.001}}
     changes = {"strategies": {"delegate": {}}, "budgets": [1000], "episodes": 3, "seeds": [0]}
-    cells = [{"family": "range", "size": "2-6"}]
-    data = small(tmp_path, **changes, cells=cells, policy={"name": "server", "options": options})
+    eval_sets = [{"family": "range", "size": "2-6"}]
+    data = small(tmp_path, **changes, eval_sets=eval_sets, policy={"name": "server", "options": options})
     console = Console(width=300, record=True, file=io.StringIO())
     folder = run_study(parse_as(StudyConfig, data), resume=False, console=console)
     counts = ServerCounts(3, 3, 0, 3, 3, "'other'", "prompt_tokens is '0'")
@@ -1267,7 +1278,7 @@ def test_what_a_server_did_is_stored_and_shown_with_the_verdict(tmp_path: Path, 
 def test_counts_of_a_study_that_a_server_stops_are_stored(tmp_path: Path, serve: Serve) -> None:
     server = serve(lambda path, body, n: Reply("busy", status=503))
     options = {"server": {"base_url": server.url, "model": "m", "backoff_s": 0.001, "max_retries": 1}}
-    changes = {"strategies": {"delegate": {}}, "budgets": [1000], "episodes": 2, "seeds": [0], "tries": 1}
+    changes = {"strategies": {"delegate": {}}, "budgets": [1000], "episodes": 2, "seeds": [0], "max_retries": 0}
     data = small(tmp_path, **changes, policy={"name": "server", "options": options})
     with pytest.raises(InfrastructureError, match="could not be played"):
         run(data)

@@ -56,8 +56,8 @@ STRATEGIES = {
 def study(output: Path, **changes: Any) -> dict[str, Any]:
     policy = {"name": "flaky:LosingSource", "options": {"right": 0.6, "tokens": 10}}
     named = {"policy": policy, "strategies": STRATEGIES, "budgets": [240], "episodes": 10, "seeds": [0]}
-    cells = [{"family": "range", "size": "2-6"}]
-    return small(output, **{**named, "cells": cells, "max_unplayable_share": 0.5, **changes})
+    eval_sets = [{"family": "range", "size": "2-6"}]
+    return small(output, **{**named, "eval_sets": eval_sets, "max_failed_fraction": 0.5, **changes})
 
 
 def results(folder: Path) -> list[Result]:
@@ -146,8 +146,8 @@ def test_strategies_around_the_policy_let_a_failure_through(tmp_path: Path, stra
         return request.observation.depth > 0 and request.key.episode_id.startswith(f"{clones[0]}.")
 
     flaky.loses.append(first_clone)
-    cells = [{"family": "ledger", "size": "4-12"}]
-    data = study(tmp_path, name="lost", strategies={strategy: {"temperature": 0.8}}, cells=cells, budgets=[600])
+    eval_sets = [{"family": "ledger", "size": "4-12"}]
+    data = study(tmp_path, name="lost", strategies={strategy: {"temperature": 0.8}}, eval_sets=eval_sets, budgets=[600])
     data["policy"] = {"name": "flaky:LosingExpert"}
     folder = run(data)
     assert [one.place.task_id for one in read_unplayable(folder / "results.jsonl")] == clones[:1]
@@ -229,11 +229,11 @@ def test_another_choice_among_lost_samples_is_lost_without_another_try(tmp_path:
 def test_above_the_limit_a_study_stops_and_what_was_played_stays(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path)
     losing(tasks[4:6], delegating)
-    said = r"range 2-6: 2 of 10 instances could not .* max_unplayable_share is 0\.1; the last: .* 503\. Look"
+    said = r"range 2-6: 2 of 10 instances could not .* max_failed_fraction is 0\.1; the last: .* 503\. Look"
     with pytest.raises(InfrastructureError, match=said):
-        run(study(tmp_path, name="lost", max_unplayable_share=0.1))
+        run(study(tmp_path, name="lost", max_failed_fraction=0.1))
     flaky.loses.clear()
-    folder = run(study(tmp_path, name="lost", max_unplayable_share=0.1), resume=True)
+    folder = run(study(tmp_path, name="lost", max_failed_fraction=0.1), resume=True)
     assert len(results(folder)) == len(results(tmp_path / "whole"))
 
 
@@ -256,7 +256,7 @@ def test_a_judge_that_is_down_for_what_was_played_stops_the_study(tmp_path: Path
         run(study(tmp_path, name="judged", strategies={"monolithic": {}}, reward=reward), resume=True)
 
 
-@pytest.mark.parametrize(("key", "value"), [("tries", 0), ("max_unplayable_share", 1.0)])
+@pytest.mark.parametrize(("key", "value"), [("max_retries", -1), ("max_failed_fraction", 1.0)])
 def test_limits_that_cannot_be_are_refused(tmp_path: Path, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}"):
         run(study(tmp_path, **{key: value}))

@@ -354,7 +354,7 @@ def test_the_script_learns_from_nothing_that_the_study_plays(script: Script, tmp
     assert (code, "different ones that training may draw and the study does not play" in said) == (2, True)
     assert script(study, "--family", "range_sum", "--tasks", "2")[0] == 0
     config = load_study(tmp_path / "study.yaml")
-    (cell,) = config.cells
+    (cell,) = config.eval_sets
     source = source_of(config, cell)
     played = {name_of(task, source) for task in instances_of(config, cell, source)}
     assert len(played) == 20

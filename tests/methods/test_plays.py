@@ -37,7 +37,7 @@ from selfcest_methods.planner import ROLES, Planner
 from selfcest_methods.scale import Scale
 from selfcest_methods.thread_count import ThreadCount
 from selfcest_methods.turns import TurnExtension, TurnLimit
-from selfcest_training.config import Cell
+from selfcest_training.config import EvalSet
 
 WORDS = WordCounter()
 LIMITS = Limits(total_tokens=6000, turn_tokens=80, reply_tokens=40, answer_reserve=8, max_turns=8, max_clones=40)
@@ -235,7 +235,7 @@ def test_the_f1_of_explicit_decisions() -> None:
     config = StudyConfig(
         "s",
         tasks={"range_sum": PlugIn("range_sum")},
-        cells=(Cell("range_sum", "all"),),
+        eval_sets=(EvalSet("range_sum", "all"),),
         strategies=specs,
         policy=PlugIn("model"),
     )

@@ -177,7 +177,7 @@ def study(**changes: Any) -> Study:
         "limits": {"turn_tokens": 160, "reply_tokens": 4, "answer_reserve": 12, "max_turns": 6, "total_tokens": 900},
         "policy": {"name": "study_players:Scripted"},
         "tasks": {"range": {"name": "range_sum", "options": {"max_length": 6}}},
-        "cells": [{"family": "range", "size": "2-6"}],
+        "eval_sets": [{"family": "range", "size": "2-6"}],
     }
     return Study(parse_as(StudyConfig, {**data, **changes}))
 

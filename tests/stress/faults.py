@@ -93,7 +93,7 @@ RUN: dict[str, Any] = {
             },
         }
     },
-    "evaluation": {"cells": [{"family": "choice", "size": "any"}], "episodes": 8},
+    "evaluation": {"eval_sets": [{"family": "choice", "size": "any"}], "episodes": 8},
     "checkpoint_every": 1,
     "log_groups": 99,
     "workers": 1,
@@ -106,8 +106,8 @@ STUDY: dict[str, Any] = {
     "limits": {"turn_tokens": 60, "reply_tokens": 20, "answer_reserve": 20},
     "strategies": {"delegate": {}, "monolithic": {}},
     "tasks": {"choice": {"name": "trivial:Choice"}},
-    "cells": [{"family": "choice", "size": "any"}],
-    "max_unplayable_share": 0.5,
+    "eval_sets": [{"family": "choice", "size": "any"}],
+    "max_failed_fraction": 0.5,
 }
 
 

@@ -612,7 +612,7 @@ def shipped(kind: str) -> dict[str, Any]:
             "policy": {"name": "server", "options": {"server": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}}},
             "limits": {"reply_tokens": 32, "turn_tokens": 64},
             "budgets": [2048, 8192],
-            "cells": [{"family": "sums", "size": "2"}],
+            "eval_sets": [{"family": "sums", "size": "2"}],
         }
     values: dict[str, Any] = to_builtins(load_config(ROOT / "training/configs/when/exact.yaml"))
     return values
@@ -637,7 +637,19 @@ def _override(text: str) -> bool:
 
 
 def _draw_override(rng: random.Random) -> str:
-    keys = ["name", "budgets", "0", "tasks", "sums", "policy", "options", "server", "model", "cells", some_text(rng, 2)]
+    keys = [
+        "name",
+        "budgets",
+        "0",
+        "tasks",
+        "sums",
+        "policy",
+        "options",
+        "server",
+        "model",
+        "eval_sets",
+        some_text(rng, 2),
+    ]
     path = ".".join(rng.choice(keys) for _ in range(rng.randrange(1, 5)))
     return path + rng.choice(("=", "=", "=", "")) + rng.choice((some_text(rng, 3), "1", "null", "[1, 2]", "{a: 1}"))
 

@@ -68,7 +68,7 @@ STUDY: dict[str, Any] = {
     "reward": {"name": "default", "options": {"token_cost": {"price": 0.05}}},
     "price": {"prompt": 1.0, "generated": 2.0, "cached": 0.5, "currency": "EUR"},
     "tasks": {"ledger": {"name": "ledger_qa"}},
-    "cells": [{"family": "ledger", "size": "4", "options": {"min_documents": 4, "max_documents": 4}}],
+    "eval_sets": [{"family": "ledger", "size": "4", "options": {"min_documents": 4, "max_documents": 4}}],
     "strategies": {
         "plain": {},
         "delegate": {},
@@ -146,9 +146,9 @@ def keys_of(study: Study) -> dict[str, str]:
     for name in ("_judge", "_costs"):
         vars(study).pop(name, None)
     keys: dict[str, list[tuple[str, str]]] = {}
-    for block in study.blocks():
-        name = block.strategy if block.style is None else f"{block.strategy} {block.style}"
-        for item in study._keyed(block):
+    for cell in study.cells():
+        name = cell.strategy if cell.style is None else f"{cell.strategy} {cell.style}"
+        for item in study._items_of(cell):
             keys.setdefault(name, []).append((item.key, item.played))
     return {name: digest(found)[:16] for name, found in keys.items()}
 
@@ -306,10 +306,10 @@ def test_a_renamed_config_key_keeps_the_configs_of_stored_cells(
 def test_a_renamed_config_key_keeps_the_config_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(ROOT / "training/configs/quick.yaml")
     before = run_digest(config)
-    monkeypatch.setattr(config_file, "plain", lambda _: {"policies": 1, "rl": [{"staleness": 2}]})
+    monkeypatch.setattr(config_file, "to_builtins", lambda _: {"policies": 1, "rl": [{"staleness": 2}]})
     monkeypatch.setitem(config_file.STORED_KEYS, "policies", "arms")
     monkeypatch.setitem(config_file.STORED_KEYS, "staleness", "max_policy_lag")
     renamed_keys = run_digest(config)
-    monkeypatch.setattr(config_file, "plain", lambda _: {"arms": 1, "rl": [{"max_policy_lag": 2}]})
+    monkeypatch.setattr(config_file, "to_builtins", lambda _: {"arms": 1, "rl": [{"max_policy_lag": 2}]})
     assert renamed_keys == run_digest(config) != before
     assert with_stored_keys([{"a": {"policies": None}}]) == [{"a": {"arms": None}}]

@@ -78,7 +78,7 @@ def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **change
         model__options__max_positions=200,
         limits={"total_tokens": 200, "turn_tokens": 64, "reply_tokens": 4, "answer_reserve": 12, "max_clones": 4},
         evaluation={
-            "cells": [{"family": choice, "size": "any"}, {"family": sums, "size": "1-2"},
+            "eval_sets": [{"family": choice, "size": "any"}, {"family": sums, "size": "1-2"},
                       {"family": sums, "size": "3-4", "shift": "out"}],
             "episodes": 6,
         },

@@ -85,7 +85,7 @@ RUN: dict[str, Any] = {
 STUDY: dict[str, Any] = {
     "name": "s",
     "tasks": {"echo": {"name": "outside:Echo"}},
-    "cells": [{"family": "echo", "size": "any"}],
+    "eval_sets": [{"family": "echo", "size": "any"}],
     "strategies": {"plain": {}, "frugal": {"name": "outside:Frugal"}},
     "policy": {"name": "study_players:Scripted"},
     "budgets": [60],

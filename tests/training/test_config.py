@@ -54,7 +54,7 @@ def small() -> dict[str, Any]:
                 "rl": {"steps": 1, "tasks": {"range": 1}},
             }
         },
-        "evaluation": {"cells": [dict(CELL)]},
+        "evaluation": {"eval_sets": [dict(CELL)]},
     }
 
 
@@ -190,8 +190,12 @@ def test_shipped_configs_load(path: Path) -> None:
         ("evaluation.temperatures", [], ["evaluation.temperatures is []", "not empty"]),
         ("evaluation.temperatures", [0.5, 0.5], ["evaluation.temperatures is", "each one once"]),
         *(("evaluation.temperatures", [0, x], ["evaluation.temperatures[1] is", "greedy"]) for x in (-1, NAN, INF)),
-        ("evaluation.cells", [CELL, {**CELL, "shift": "out"}], ["(family, size) is", "('range', '4')", "duplicates"]),
-        ("evaluation.cells.0.shift", "off", ["evaluation.cells[0].shift is 'off'; expected one of in, out"]),
+        (
+            "evaluation.eval_sets",
+            [CELL, {**CELL, "shift": "out"}],
+            ["(family, size) is", "('range', '4')", "duplicates"],
+        ),
+        ("evaluation.eval_sets.0.shift", "off", ["evaluation.eval_sets[0].shift is 'off'; expected one of in, out"]),
     ],
 )
 def test_a_wrong_key_or_value_is_named(path: str, value: object, words: list[str]) -> None:
@@ -304,6 +308,7 @@ def test_a_config_that_an_earlier_release_stored_is_read_and_has_its_digest(tmp_
         {{"min_accuracy": "learned"}.get(key, key): value for key, value in phase.items()}
         for phase in policy["warmstart"]["phases"]
     ]
+    values["evaluation"] = {{"eval_sets": "cells"}.get(key, key): x for key, x in values["evaluation"].items()}
     stored = tmp_path / "config.yaml"
     stored.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     assert load_stored_config(stored) == spec

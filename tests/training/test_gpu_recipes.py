@@ -45,7 +45,7 @@ def test_a_recipe_is_built_up_to_the_missing_device(path: Path) -> None:
         Job(built, JobId(variant, 0), lambda *_: None).close()
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
         assert longest_context(config.limits_of(variant), model_shape(config.model)) <= (vllm.max_positions or 0)
-    assert len(study_of(config).cells) == len(config.evaluation.cells)
+    assert len(study_of(config).eval_sets) == len(config.evaluation.eval_sets)
 
 
 # What its first lines start Ray on; the job's own process has a GPU that Ray does not see.

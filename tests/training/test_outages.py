@@ -361,7 +361,7 @@ def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_
         "server": {"base_url": server.url, "model": "m", "backoff_s": 0.001, "max_concurrent": 2},
         "role": "root",
     }
-    evaluation = {"cells": [{"family": "choice", "size": "any"}], "episodes": 3}
+    evaluation = {"eval_sets": [{"family": "choice", "size": "any"}], "episodes": 3}
     phases = [{"tokens": 1000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
     spec = config(
         tmp_path,

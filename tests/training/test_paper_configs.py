@@ -91,12 +91,12 @@ def test_training_configs_draw_and_judge_their_tasks(name: str, data: Path) -> N
     config = load_config(CONFIGS / f"{name}.yaml", ["evaluation.episodes=2"])
     reward = make_reward(config.reward.name, **config.reward.options)
     study = study_of(config)
-    tasks = [task for cell in study.cells for task in instances_of(study, cell, source_of(study, cell))]
+    tasks = [task for cell in study.eval_sets for task in instances_of(study, cell, source_of(study, cell))]
     for variant in config.variants.values():
         make_assigner(variant.rl.credit.name, variant.rl.credit.options, where="credit")
         drawn = {family: split(config.tasks[family], TRAIN) for family in variant.families}
         tasks += [source.draw(np.random.default_rng(0)) for source in drawn.values()]
-        assert set(variant.families) <= {cell.family for cell in config.evaluation.cells}
+        assert set(variant.families) <= {cell.family for cell in config.evaluation.eval_sets}
     for task in tasks:
         assert not reward.grader.grade(task, None).correct
         assert reward.grader.grade(task, task.answer).correct

@@ -30,7 +30,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.types import Limits
 from selfcest_training.cluster.config import ClusterConfig
-from selfcest_training.config import Cell, EvaluationConfig, RunConfig
+from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.learner.footprint import RowShape, pass_bytes, record_peak, run_one_pass, without_weights
 from selfcest_training.learner.forward import Forward
@@ -330,8 +330,8 @@ def test_the_plan_says_what_is_unknown(tmp_path: Path) -> None:
 
 def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
     config = job_config(tmp_path)  # 24,000 demonstration tokens, 10 steps of 4 x 8 episodes
-    cells = (Cell("choice", "any"), Cell("choice", "again"))
-    evaluation = EvaluationConfig(cells, episodes=5, temperatures=(0.0, 0.8))
+    eval_sets = (EvalSet("choice", "any"), EvalSet("choice", "again"))
+    evaluation = EvaluationConfig(eval_sets, episodes=5, temperatures=(0.0, 0.8))
     config = replace(config, seeds=(0, 1), evaluation=evaluation)
     lengths = Lengths("", 40.0, 50.0, (20.0,))
     step = step_plan(config, "delegating", lengths, CURVE, slots=4)

@@ -533,7 +533,7 @@ def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
     spec, folder = copy(base, tmp_path)
     (spec.folder / "other" / "seed0").mkdir(parents=True)
     variants = {**spec.variants, "other": spec.variants["delegating"]}
-    spec = replace(spec, variants=variants, evaluation=replace(spec.evaluation, cells=()))
+    spec = replace(spec, variants=variants, evaluation=replace(spec.evaluation, eval_sets=()))
     shutil.rmtree(folder / "checkpoints")
     save_checkpoint(folder / "checkpoints", LearnerState.of(*small_model()), TrainState("rl", 7))
 

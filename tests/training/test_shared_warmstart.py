@@ -20,7 +20,7 @@ from test_cli import ENVIRONMENT, selfcest, timeless_table
 from test_job import config, play, rows, weights
 
 from selfcest_eval.report.curves import curve_lines, learning_curves, plot_curves, write_curves
-from selfcest_training.config import Cell, EvaluationConfig, RunConfig
+from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
@@ -98,9 +98,9 @@ def test_the_credit_config_shares_one_warm_start_per_seed() -> None:
 @pytest.mark.slow
 def test_a_run_with_a_shared_warm_start_is_killed_and_resumes_to_the_same_files(tmp_path: Path) -> None:
     spec = two_variants(tmp_path)
-    cells = EvaluationConfig((Cell("choice", "any"),), episodes=8)
+    eval_sets = EvaluationConfig((EvalSet("choice", "any"),), episodes=8)
     file = tmp_path / "c.yaml"
-    file.write_text(dump_config(dataclasses.replace(spec, evaluation=cells)), encoding="utf-8")
+    file.write_text(dump_config(dataclasses.replace(spec, evaluation=eval_sets)), encoding="utf-8")
     whole = selfcest("train", "-c", str(file), "name=whole")
     assert whole.returncode == 0, whole.stderr
     command = [sys.executable, "-m", "selfcest_cli", "train", "-c", str(file), "name=killed"]

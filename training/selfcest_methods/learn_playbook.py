@@ -69,9 +69,9 @@ def learn_playbook(study: Path, family: str, tasks: int, file: Path, most: int, 
 
 
 def played(config: StudyConfig, family: str) -> set[str]:
-    """What a study plays of a family. Of a file that is whatever its cells say, if it is not `held_out`."""
-    sources = [(cell, source_of(config, cell)) for cell in config.cells if cell.family == family]
-    return {name_of(task, source) for cell, source in sources for task in instances_of(config, cell, source)}
+    """What a study plays of a family. Of a file that is whatever its eval sets say, if it is not `held_out`."""
+    sources = [(eval_set, source_of(config, eval_set)) for eval_set in config.eval_sets if eval_set.family == family]
+    return {name_of(task, source) for eval_set, source in sources for task in instances_of(config, eval_set, source)}
 
 
 def distinct(source: TaskSource, seed: int, wanted: int, without: set[str]) -> list[Task]:

@@ -63,11 +63,11 @@ class SomeAboveZero(Bound):
         return "with a weight > 0, or it draws nothing"
 
 
-def check_cells(cells: Iterable[Cell]) -> None:
+def check_eval_sets(eval_sets: Iterable[EvalSet]) -> None:
     """Raise `ConfigError` if two are of one family and size."""
-    names = [(cell.family, cell.size) for cell in cells]
+    names = [(eval_set.family, eval_set.size) for eval_set in eval_sets]
     if len(set(names)) < len(names):
-        raise ConfigError(f"cells (family, size) is {names}; expected each one once; remove the duplicates")
+        raise ConfigError(f"eval_sets (family, size) is {names}; expected each one once; remove the duplicates")
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class VariantConfig:
     Attributes:
         warmstart, rl: its training.
         limits: changes of the run's.
-        evaluated_on: families whose cells it plays; empty: all.
+        evaluated_on: families whose eval sets it plays; empty: all.
         forced: also play both choices forced on its weights, see `evaluation.decision`.
     """
 
@@ -215,8 +215,8 @@ class VariantConfig:
 
 
 @dataclass(frozen=True)
-class Cell(Checked):
-    """One cell of the evaluation table: a family at a size. `options` override the family's task options.
+class EvalSet(Checked):
+    """One eval set: a family at a size. `options` override the family's task options.
 
     `shift`: `in` the training distribution, or `out` of it.
     """
@@ -238,14 +238,14 @@ class EvaluationConfig(Checked):
     """Fixed sets, the same for every variant and seed.
 
     Attributes:
-        cells: rows of the table.
-        episodes: instances per cell.
+        eval_sets: rows of the table.
+        episodes: instances per eval set.
         seed: draws the instances.
         temperatures: 0 is greedy; every temperature is evaluated and reported apart.
         costs: those beside the costs of every record, as in a study.
     """
 
-    cells: tuple[Cell, ...] = ()
+    eval_sets: tuple[EvalSet, ...] = ()
     episodes: Count = 500
     seed: Seed = 20_000
     temperatures: Annotated[tuple[Annotated[NotNegative, "0: greedy"], ...], OrOne(), NotEmpty(), Distinct()] = (0.0,)
@@ -253,7 +253,7 @@ class EvaluationConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_cells(self.cells)
+        check_eval_sets(self.eval_sets)
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,8 @@ class RunConfig(Checked):
         super().__post_init__()
         for name, variant in self.variants.items():
             self._check_variant(name, variant)
-        for i, cell in enumerate(self.evaluation.cells):
-            check_families(f"evaluation.cells[{i}].family", [cell.family], self.tasks)
+        for i, eval_set in enumerate(self.evaluation.eval_sets):
+            check_families(f"evaluation.eval_sets[{i}].family", [eval_set.family], self.tasks)
         if self.cluster is not None and self.workers > 1:
             raise ConfigError(
                 f"workers is {self.workers}, and beside a cluster block it must be 1: one job at a time has all "

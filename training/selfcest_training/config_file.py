@@ -231,6 +231,7 @@ STORED_KEYS: dict[str, str] = {
     "rl.max_staleness": "max_policy_lag",
     "rl.max_retries": "group_tries",
     "rl.max_failed_fraction": "max_dropped_share",
+    "evaluation.eval_sets": "cells",
 }
 # What is added to the value of such a key: `group_tries` counted the first try too.
 _STORED_OFFSETS = {"rl.max_retries": 1}

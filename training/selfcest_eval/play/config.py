@@ -24,13 +24,15 @@ from selfcest_env.structure import (
     OrOne,
     Printable,
     Seed,
+    Size,
+    format_value,
 )
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits
 from selfcest_eval.play.costs import Price, measures_of
 from selfcest_eval.play.policies import policy_named
-from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells, check_families
-from selfcest_training.config_file import check_extends_nothing, load_as, parse_as
+from selfcest_training.config import ADDED_COSTS, EvalSet, FileName, changed_limits, check_eval_sets, check_families
+from selfcest_training.config_file import check_extends_nothing, load_as, parse_as, read_config
 
 Temperature = Annotated[NotNegative, "0: greedy"]
 Label = Annotated[str, Printable(), NotEmpty()]
@@ -67,7 +69,7 @@ class StudyConfig(Checked):
     Attributes:
         name, output: the folder is `output/name`.
         tasks: families by name.
-        cells: what is played, each a family at a size.
+        eval_sets: what is played, each a family at a size.
         strategies: by the names they have in tables.
         budgets: the sweep; each strategy plays every instance once per budget and seed. `null` is the limit as `limits`
             has it, and by default the only budget.
@@ -80,13 +82,14 @@ class StudyConfig(Checked):
         costs: those beside the costs of every record, see `costs.EpisodeCost`.
         price: per million tokens, see `costs.Price`; it adds the cost `money`.
         compared: costs at which strategies are compared; empty: all but counts and wall-clock.
-        episodes: instances per cell; `null`: all of a source with finitely many.
+        episodes: instances per eval set; `null`: all of a source with finitely many.
         seeds: repetitions on the same instances.
         task_seed: draws the instances.
         held_out: of a file only the part that no training run draws, as of every other source.
         batch: instances played together; what a kill can lose.
-        tries: at an episode that a server's fault leaves unplayed, before its instance is left out of every strategy.
-        max_unplayable_share: share of a cell's instances that may be left out so; above it the study stops.
+        max_retries: further tries of an episode that a server's fault leaves unplayed, before its instance is left out
+            of every strategy.
+        max_failed_fraction: share of an eval set's instances that may be left out so; above it the study stops.
         threads: of torch.
         resamples, confidence: of the bootstrap.
         min_difference: of two accuracies; there is no verdict on a smaller one.
@@ -94,7 +97,7 @@ class StudyConfig(Checked):
 
     name: Annotated[str, FileName()]
     tasks: Mapping[Name, PlugIn]
-    cells: Annotated[tuple[Cell, ...], NotEmpty()]
+    eval_sets: Annotated[tuple[EvalSet, ...], NotEmpty()]
     strategies: Annotated[Mapping[Label, StrategySpec], NotEmpty()]
     budgets: Annotated[tuple[Count | None, ...], OrOne(), NotEmpty(), Distinct()] = (None,)
     swept: Literal["total_tokens", "generated_tokens"] = "total_tokens"
@@ -112,8 +115,8 @@ class StudyConfig(Checked):
     task_seed: Seed = 20_000
     held_out: bool = False
     batch: Count = 64
-    tries: Count = 3
-    max_unplayable_share: Annotated[float, AtLeast(0), Below(1)] = 0.1
+    max_retries: Size = 2
+    max_failed_fraction: Annotated[float, AtLeast(0), Below(1)] = 0.1
     threads: Count = 1
     resamples: Annotated[int, AtLeast(100)] = 2000
     confidence: Annotated[float, AtLeast(0.5), Below(1)] = 0.95
@@ -121,15 +124,15 @@ class StudyConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_cells(self.cells)
+        check_eval_sets(self.eval_sets)
         known = measures_of(self.costs, self.price)
         for cost in self.compared:
             if cost not in known:
                 raise ConfigError(f"compared names no cost '{cost}' ({', '.join(known)}).{did_you_mean(cost, known)}")
         for label, budget in itertools.product(self.strategies, self.budgets):
             self.limits_at(budget, label)
-        for i, cell in enumerate(self.cells):
-            check_families(f"cells[{i}].family", [cell.family], self.tasks)
+        for i, eval_set in enumerate(self.eval_sets):
+            check_families(f"eval_sets[{i}].family", [eval_set.family], self.tasks)
         for label, strategy in self.strategies.items():
             check_families(f"strategies.{label}.families", strategy.families, self.tasks)
             if strategy.policy is None and self.policy is None:
@@ -161,9 +164,9 @@ class StudyConfig(Checked):
         temperature = self.strategies[label].temperature
         return self.temperature if temperature is None else temperature
 
-    def cells_of(self, label: str) -> tuple[Cell, ...]:
+    def eval_sets_of(self, label: str) -> tuple[EvalSet, ...]:
         families = self.strategies[label].families
-        return tuple(cell for cell in self.cells if not families or cell.family in families)
+        return tuple(eval_set for eval_set in self.eval_sets if not families or eval_set.family in families)
 
     @cached_property
     def measures(self) -> Mapping[str, Measure]:
@@ -186,7 +189,8 @@ class StudyConfig(Checked):
 def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
     """Read a YAML file, with `extends` and overrides as a training run's. Raises `ConfigError` that names the key.
 
-    A policy may be written as one text, see `policies.policy_named`. Without `cells` each family is one of `size` all.
+    A policy may be written as one text, see `policies.policy_named`. Without
+    `eval_sets` each family is one of `size` all.
     """
     return load_as(StudyConfig, parse_study, path, overrides)
 
@@ -194,11 +198,29 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
 def load_stored_study(path: Path) -> StudyConfig:
     """Return the config that a study has stored in its folder. Raises `ConfigError` as `load_stored_config` does."""
     check_extends_nothing(path)
-    return load_study(path)
+    return parse_study(with_current_study_keys(read_config(path)))
+
+
+# Keys that were renamed, by the name that earlier versions stored in `study.yaml`.
+_RENAMED_KEYS = {"cells": "eval_sets", "tries": "max_retries", "max_unplayable_share": "max_failed_fraction"}
+
+
+def with_current_study_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a study's config with every key under its present name."""
+    current = {}
+    for key, value in data.items():
+        # `tries` counted the first try too.
+        counts_first_try = key == "tries" and type(value) is int
+        current[_RENAMED_KEYS.get(key, key)] = value - 1 if counts_first_try else value
+    return current
 
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:
     """Plain values to a `StudyConfig`. Raises `ConfigError` that names the key."""
+    for old, new in _RENAMED_KEYS.items():
+        if old in data:
+            value = with_current_study_keys({old: data[old]})[new]
+            raise ConfigError(f"{old} is now called {new}: write {new}: {format_value(value)}")
     if "arms" in data:
         raise ConfigError("unknown config key 'arms': what a study plays are its 'strategies'; rename the key")
     strategies = data.get("strategies")
@@ -212,6 +234,6 @@ def parse_study(data: dict[str, Any]) -> StudyConfig:
         if isinstance(holder, dict) and isinstance(holder.get("policy"), str):
             holder["policy"] = asdict(policy_named(holder["policy"]))
     tasks = data.get("tasks")
-    if "cells" not in data and isinstance(tasks, dict):
-        data["cells"] = [{"family": name, "size": "all"} for name in tasks]
+    if "eval_sets" not in data and isinstance(tasks, dict):
+        data["eval_sets"] = [{"family": name, "size": "all"} for name in tasks]
     return parse_as(StudyConfig, data)

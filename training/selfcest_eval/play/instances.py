@@ -1,4 +1,4 @@
-"""The instances of a cell: distinct tasks that no training has drawn, the same for every strategy and seed."""
+"""The instances of an eval set: distinct tasks that no training has drawn, the same for every strategy and seed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from selfcest_env.tasks.finite import FiniteSource
 from selfcest_env.tasks.splits import TEST, HashedSplit, part_of
 from selfcest_env.types import Task
 from selfcest_eval.play.config import StudyConfig
-from selfcest_training.config import Cell
+from selfcest_training.config import EvalSet
 from selfcest_training.families import TEST_FRACTION
 
 
-def source_of(config: StudyConfig, cell: Cell) -> TaskSource:
-    """The cell's source as it was configured, its expert included."""
-    spec = config.tasks[cell.family]
-    return source_of_config(spec.name, {**spec.options, **cell.options}, f"tasks.{cell.family}")
+def source_of(config: StudyConfig, eval_set: EvalSet) -> TaskSource:
+    """The eval set's source as it was configured, its expert included."""
+    spec = config.tasks[eval_set.family]
+    return source_of_config(spec.name, {**spec.options, **eval_set.options}, f"tasks.{eval_set.family}")
 
 
-def instances_of(config: StudyConfig, cell: Cell, source: TaskSource) -> list[Task]:
-    """The cell's tasks.
+def instances_of(config: StudyConfig, eval_set: EvalSet, source: TaskSource) -> list[Task]:
+    """The eval set's tasks.
 
     Of a source with finitely many: the first `episodes` in an order drawn by `task_seed`, or all; its options say which
     part of a file is held out, or `held_out` takes the one that a training run never draws. Of any other source:
@@ -31,8 +31,8 @@ def instances_of(config: StudyConfig, cell: Cell, source: TaskSource) -> list[Ta
     Raises:
         TaskError: there are not so many.
     """
-    rng = np.random.default_rng(stream_seed("evaluation", config.task_seed, cell.family, cell.size))
-    place = f"cell {cell.family} {cell.size}"
+    rng = np.random.default_rng(stream_seed("evaluation", config.task_seed, eval_set.family, eval_set.size))
+    place = f"eval set {eval_set.family} {eval_set.size}"
     if isinstance(source, FiniteSource):
         tasks = list({task.task_id: task for task in source.tasks()}.values())
         if config.held_out:
@@ -60,5 +60,5 @@ def _drawn(source: TaskSource, wanted: int, rng: np.random.Generator, place: str
             return list(tasks.values())
     raise TaskError(
         f"{place} has about {len(tasks)} distinct test instances, and episodes is {wanted}; lower episodes or widen "
-        "the cell"
+        "the eval set"
     )

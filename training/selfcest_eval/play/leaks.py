@@ -49,7 +49,7 @@ def report_leaks(paths: Sequence[Path], console: Console, trusted: Sequence[str]
 
 
 def leaked(study: Study) -> list[str]:
-    """A sentence for every cell with questions that a run behind one of its policies has trained on.
+    """A sentence for every eval set with questions that a run behind one of its policies has trained on.
 
     Of sources that read files; others draw what training never draws. A training file that is gone is said to be.
     """
@@ -68,10 +68,11 @@ def _leaked_from(family: str, spec: PlugIn, study: Study) -> Iterator[str]:
         except TaskError as error:
             yield f"Whether training on {place} has seen these instances cannot be told: {error}."
             continue
-        for cell, tasks in study.tasks.items():
-            shared = sum(identity_of(study.sources[cell], task) in known for task in tasks)
+        for eval_set, tasks in study.tasks.items():
+            shared = sum(identity_of(study.sources[eval_set], task) in known for task in tasks)
             if shared:
-                yield f"{shared} of {len(tasks)} instances of {' '.join(cell)} are questions of training on {place}."
+                name = " ".join(eval_set)
+                yield f"{shared} of {len(tasks)} instances of {name} are questions of training on {place}."
 
 
 def _training_part(source: FiniteSource) -> set[str]:
@@ -95,11 +96,14 @@ def _sources(path: Path) -> Iterator[tuple[str, FiniteSource]]:
 
 
 def _families(config: StudyConfig | RunConfig) -> Mapping[str, PlugIn]:
-    """What a study plays, which is its cells, and what a run draws from."""
+    """What a study plays, which is its eval sets, and what a run draws from."""
     if isinstance(config, RunConfig):
         return config.tasks
-    specs = ((cell, config.tasks[cell.family]) for cell in config.cells)
-    return {f"{cell.family} {cell.size}": PlugIn(spec.name, {**spec.options, **cell.options}) for cell, spec in specs}
+    specs = ((eval_set, config.tasks[eval_set.family]) for eval_set in config.eval_sets)
+    return {
+        f"{eval_set.family} {eval_set.size}": PlugIn(spec.name, {**spec.options, **eval_set.options})
+        for eval_set, spec in specs
+    }
 
 
 def _finite(place: str, source: TaskSource) -> Iterator[tuple[str, FiniteSource]]:

@@ -58,7 +58,7 @@ class Place:
     style: Style | None = None
 
     @property
-    def cell(self) -> tuple[str, str]:
+    def eval_set(self) -> tuple[str, str]:
         return self.family, self.size
 
 

@@ -35,14 +35,14 @@ from selfcest_eval.play.results import Place, Result
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy, shown_name
 from selfcest_eval.play.unplayable import RetryingPlayer
-from selfcest_training.config import Cell
+from selfcest_training.config import EvalSet
 from selfcest_training.servers import store_counts
 
 OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
 
 
 @dataclass(frozen=True)
-class Keyed:
+class EvalItem:
     """An instance with the names of what will come of it."""
 
     instance: Instance
@@ -52,10 +52,10 @@ class Keyed:
 
 
 @dataclass(frozen=True)
-class Block:
-    """The instances of a cell for one strategy, budget and seed; with a style those of its perfect player."""
+class EvalCell:
+    """The instances of an eval set for one strategy, budget and seed; with a style those of its perfect player."""
 
-    cell: Cell
+    eval_set: EvalSet
     strategy: str
     budget: int | None
     seed: int
@@ -64,7 +64,7 @@ class Block:
     def __str__(self) -> str:
         budget = "" if self.budget is None else f", budget {self.budget}"
         who = f"seed {self.seed}" if self.style is None else f"perfect execution, {self.style}"
-        return f"{self.cell.family} {self.cell.size}: {self.strategy}{budget}, {who}"
+        return f"{self.eval_set.family} {self.eval_set.size}: {self.strategy}{budget}, {who}"
 
 
 class Study:
@@ -79,19 +79,21 @@ class Study:
         self.reward: Reward = make_reward(config.reward.name, **config.reward.options)
         self.sources: dict[tuple[str, str], TaskSource] = {}
         self.tasks: dict[tuple[str, str], list[Task]] = {}
-        for cell in config.cells:
-            self.sources[cell.family, cell.size] = source = source_of(config, cell)
-            self.tasks[cell.family, cell.size] = tasks = instances_of(config, cell, source)
-            self.reward.check(tasks, f"cell {cell.family} {cell.size}")
-        self._unplayable: dict[str, tuple[Cell, str, str]] = {}  # cell, task and cause by what would have been played
+        for eval_set in config.eval_sets:
+            self.sources[eval_set.family, eval_set.size] = source = source_of(config, eval_set)
+            self.tasks[eval_set.family, eval_set.size] = tasks = instances_of(config, eval_set, source)
+            self.reward.check(tasks, f"eval set {eval_set.family} {eval_set.size}")
+        self._unplayable: dict[
+            str, tuple[EvalSet, str, str]
+        ] = {}  # eval set, task and cause by what would have been played
         self.strategies: dict[str, Strategy] = {}
         self._policies: dict[str, PolicySource] = {}
         for label, spec in config.strategies.items():
             self.strategies[label] = make_strategy(spec.name or label, spec.options, f"strategies.{label}")
             self.policy_of(label)
-        for block in self.blocks():
-            if block.style is None:
-                self._check(block)
+        for cell in self.cells():
+            if cell.style is None:
+                self._check(cell)
         self._prints = {
             (name, seed): policy.fingerprint(seed) for name, policy in self._policies.items() for seed in config.seeds
         }
@@ -120,30 +122,30 @@ class Study:
 
     @property
     def size(self) -> int:
-        return sum(len(self._tasks(block)) for block in self.blocks())
+        return sum(len(self._tasks(cell)) for cell in self.cells())
 
     def found(self, store: Store) -> int:
         """How many of the study's results are in the store, or need only be judged again."""
-        items = (item for block in self.blocks() for item in self._keyed(block))
+        items = (item for cell in self.cells() for item in self._items_of(cell))
         return sum(item.key in store or store.has_episodes(item.played) for item in items)
 
     def label(self, strategy: str) -> str:
         return shown_name(strategy, self.strategies[strategy])
 
-    def blocks(self) -> Iterator[Block]:
+    def cells(self) -> Iterator[EvalCell]:
         """In the order of the results."""
-        for cell in self.config.cells:
+        for eval_set in self.config.eval_sets:
             for budget in self.config.budgets:
                 for strategy in self.strategies:
-                    if cell in self.config.cells_of(strategy):
+                    if eval_set in self.config.eval_sets_of(strategy):
                         for seed in self.config.seeds:
-                            yield Block(cell, strategy, budget, seed)
-                        for style in self._styles(cell, strategy, budget):
-                            yield Block(cell, strategy, budget, self.config.seeds[0], style)
+                            yield EvalCell(eval_set, strategy, budget, seed)
+                        for style in self._styles(eval_set, strategy, budget):
+                            yield EvalCell(eval_set, strategy, budget, self.config.seeds[0], style)
 
-    def _styles(self, cell: Cell, label: str, budget: int | None) -> tuple[Style, ...]:
-        """Of the strategy's perfect players on a cell. Raises `ConfigError` for one whose tool the limits forbid."""
-        tasks, named = self.tasks[cell.family, cell.size], self.config.strategies[label].styles
+    def _styles(self, eval_set: EvalSet, label: str, budget: int | None) -> tuple[Style, ...]:
+        """Of the strategy's perfect players on an eval set. Raises `ConfigError` for one whose tool is forbidden."""
+        tasks, named = self.tasks[eval_set.family, eval_set.size], self.config.strategies[label].styles
         limits = self.strategies[label].limits(self.config.limits_at(budget, label), tasks[0])
         for style, able in ((Style.DELEGATE, limits.delegation), (Style.READ, limits.reading)):
             if style in (named or ()) and not able:
@@ -155,8 +157,8 @@ class Study:
 
     def order(self) -> Iterator[tuple[str, Place]]:
         """Keys and places of all results."""
-        for block in self.blocks():
-            for item in self._keyed(block):
+        for cell in self.cells():
+            for item in self._items_of(cell):
                 yield item.key, item.place
 
     def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
@@ -169,7 +171,7 @@ class Study:
 
         Raises:
             ConfigError: nobody answers where a policy that has something left to play has its server.
-            InfrastructureError: more than `max_unplayable_share` of a cell's instances cannot be played.
+            InfrastructureError: more than `max_failed_fraction` of an eval set's instances cannot be played.
         """
         with tallied() as tally:
 
@@ -183,105 +185,107 @@ class Study:
                 store_counts(store.folder, tally.take())
 
     def _play(self, store: Store, report: OnPlayed, player: Player | None) -> Path:
-        waiting = [block for block in self.blocks() if block.style is None]
+        waiting = [cell for cell in self.cells() if cell.style is None]
         if player is None:
             check_servers(policy for policy in self._policies.values() if self._lacks(policy, waiting, store))
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
-                blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
-                self._play_blocks(blocks, policy, seeds[0], store, report, player)
-        for block in self.blocks():
-            if block.style is not None:
-                self._play_perfect_execution(block, block.style, store, report)
-        for cell in self.config.cells:  # what was found may have been lost to a judge
-            self._check_unplayable(cell)
+                cells = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
+                self._play_cells(cells, policy, seeds[0], store, report, player)
+        for cell in self.cells():
+            if cell.style is not None:
+                self._play_perfect_execution(cell, cell.style, store, report)
+        for eval_set in self.config.eval_sets:  # what was found may have been lost to a judge
+            self._check_unplayable(eval_set)
         lost = self._unplayable
-        items = (item for block in self.blocks() if lost for item in self._keyed(block) if item.played in lost)
+        items = (item for cell in self.cells() if lost for item in self._items_of(cell) if item.played in lost)
         return store.finish(self.order(), {item.key: lost[item.played][-1] for item in items})
 
-    def _lacks(self, policy: PolicySource, blocks: Sequence[Block], store: Store) -> bool:
+    def _lacks(self, policy: PolicySource, cells: Sequence[EvalCell], store: Store) -> bool:
         """Whether something is to be played by it."""
-        items = (item for b in blocks if self.policy_of(b.strategy) is policy for item in self._keyed(b))
+        items = (item for b in cells if self.policy_of(b.strategy) is policy for item in self._items_of(b))
         return any(item.key not in store and not store.has_episodes(item.played) for item in items)
 
-    # One block
+    # One cell
 
-    def _play_blocks(
+    def _play_cells(
         self,
-        blocks: Sequence[Block],
+        cells: Sequence[EvalCell],
         policy: PolicySource,
         seed: int,
         store: Store,
         report: OnPlayed,
         here: Player | None,
     ) -> None:
-        missing: list[tuple[Block, list[Keyed]]] = []
-        for block in blocks:
-            items = self._keyed(block)
-            lacking = self._not_found(items, block, store)
+        missing: list[tuple[EvalCell, list[EvalItem]]] = []
+        for cell in cells:
+            items = self._items_of(cell)
+            lacking = self._not_found(items, cell, store)
             if len(lacking) < len(items):
-                report(len(items) - len(lacking), str(block))
+                report(len(items) - len(lacking), str(cell))
             if lacking:
-                missing.append((block, lacking))
+                missing.append((cell, lacking))
         if not missing:
             return
         with closing(policy.load(seed)) if here is None else nullcontext(here) as player:
-            for block, lacking in missing:
-                strategy, context = self.strategies[block.strategy], self.context(block)
+            for cell, lacking in missing:
+                strategy, context = self.strategies[cell.strategy], self.context(cell)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
-                    new = self._not_found(batch, block, store)  # another strategy may have played some meanwhile
+                    new = self._not_found(batch, cell, store)  # another strategy may have played some meanwhile
                     new = [item for item in new if item.played not in self._unplayable]
                     clock = time.perf_counter()
-                    played = self._played(new, block, strategy, context, player)
+                    played = self._played(new, cell, strategy, context, player)
                     seconds = (time.perf_counter() - clock) / max(1, len(new))
-                    store.add(self._judged(block, [(item, episodes, seconds) for item, episodes in played]))
-                    report(len(batch), str(block))
-                    self._check_unplayable(block.cell)
+                    store.add(self._judged(cell, [(item, episodes, seconds) for item, episodes in played]))
+                    report(len(batch), str(cell))
+                    self._check_unplayable(cell.eval_set)
 
     def _played(
-        self, items: Sequence[Keyed], block: Block, strategy: Strategy, context: PlayContext, player: Player
-    ) -> list[tuple[Keyed, Episodes]]:
+        self, items: Sequence[EvalItem], cell: EvalCell, strategy: Strategy, context: PlayContext, player: Player
+    ) -> list[tuple[EvalItem, Episodes]]:
         """The episodes of those instances that can be played; the others are noted."""
-        retrying = RetryingPlayer(player, self.config.tries - 1)
+        retrying = RetryingPlayer(player, self.config.max_retries)
 
-        def play(items: Sequence[Keyed]) -> list[Episodes]:
+        def play(items: Sequence[EvalItem]) -> list[Episodes]:
             return strategy.play([item.instance for item in items], context, retrying) if items else []
 
         played, left, dropped = drop_failed(
             items, play, lambda item, episode: episode.rpartition(".")[0] == item.instance.name
         )
         for item, failure in dropped:
-            self._lose(item, block, str(failure.cause))
+            self._lose(item, cell, str(failure.cause))
         return list(zip(left, played, strict=True))
 
-    def _judged(self, block: Block, played: Sequence[tuple[Keyed, Sequence[EpisodeRecord], float]]) -> Iterator[Result]:
+    def _judged(
+        self, cell: EvalCell, played: Sequence[tuple[EvalItem, Sequence[EpisodeRecord], float]]
+    ) -> Iterator[Result]:
         """The results of those episodes, with their seconds, that can be judged; the others are noted."""
         self.reward.prepare([episode for _, episodes, _ in played for episode in episodes])
         for item, episodes, seconds in played:
             try:
-                yield self._result(item, block, episodes, seconds)
+                yield self._result(item, cell, episodes, seconds)
             except InfrastructureError as error:
-                self._lose(item, block, str(error))
+                self._lose(item, cell, str(error))
 
-    def _lose(self, item: Keyed, block: Block, why: str) -> None:
-        self._unplayable[item.played] = block.cell, item.place.task_id, why
+    def _lose(self, item: EvalItem, cell: EvalCell, why: str) -> None:
+        self._unplayable[item.played] = cell.eval_set, item.place.task_id, why
 
-    def _check_unplayable(self, cell: Cell) -> None:
-        lost = {task: why for of, task, why in self._unplayable.values() if of == cell}
-        asked, most = len(self.tasks[cell.family, cell.size]), self.config.max_unplayable_share
+    def _check_unplayable(self, eval_set: EvalSet) -> None:
+        lost = {task: why for of, task, why in self._unplayable.values() if of == eval_set}
+        asked, most = len(self.tasks[eval_set.family, eval_set.size]), self.config.max_failed_fraction
         if len(lost) > most * asked:
             raise InfrastructureError(
-                f"{cell.family} {cell.size}: {len(lost)} of {asked} instances could not be played, and "
-                f"max_unplayable_share is {most:g}; the last: {[*lost.values()][-1]}. Look at that server, then go on "
+                f"{eval_set.family} {eval_set.size}: {len(lost)} of {asked} instances could not be played, and "
+                f"max_failed_fraction is {most:g}; the last: {[*lost.values()][-1]}. Look at that server, then go on "
                 "with --resume"
             )
 
-    def _play_perfect_execution(self, block: Block, style: Style, store: Store, report: OnPlayed) -> None:
+    def _play_perfect_execution(self, cell: EvalCell, style: Style, store: Store, report: OnPlayed) -> None:
         """No model plays, so what is lacking is played again and no episode is stored."""
-        items = self._keyed(block)
-        rules, strategy = self.policy_of(block.strategy).rules(LEAST), self.strategies[block.strategy]
+        items = self._items_of(cell)
+        rules, strategy = self.policy_of(cell.strategy).rules(LEAST), self.strategies[cell.strategy]
         for start in range(0, len(items), self.config.batch):
             batch = items[start : start + self.config.batch]
             lacking = [item for item in batch if item.key not in store]
@@ -290,15 +294,15 @@ class Study:
             shared = {key: result for key, result in found.items() if result.costs is not None}
             new = [item for item in lacking if item.key not in shared]
             played = play_perfect_execution(
-                strategy, style, [item.instance for item in new], self.context(block), rules, self.reward
+                strategy, style, [item.instance for item in new], self.context(cell), rules, self.reward
             )
             store.add(
                 replace(shared[item.key], key=item.key, place=item.place) for item in lacking if item.key in shared
             )
             store.add(self._perfect_execution(item, made, strategy) for item, made in zip(new, played, strict=True))
-            report(len(batch), str(block))
+            report(len(batch), str(cell))
 
-    def _perfect_execution(self, item: Keyed, found: PerfectPlay, strategy: Strategy) -> Result:
+    def _perfect_execution(self, item: EvalItem, found: PerfectPlay, strategy: Strategy) -> Result:
         chosen = strategy.choose(found.episodes, found.grades)
         together = costs_of(found.episodes, 0.0, self.config.measures, in_series=strategy.waited(found.episodes))
         costs = together if found.is_perfect else None
@@ -314,21 +318,21 @@ class Study:
             lifted=found.lifted,
         )
 
-    def _not_found(self, items: Sequence[Keyed], block: Block, store: Store) -> list[Keyed]:
+    def _not_found(self, items: Sequence[EvalItem], cell: EvalCell, store: Store) -> list[EvalItem]:
         """What must be played. Episodes that were played for another strategy or grader are judged again and stored."""
         missing = [(item, store.find_episodes(item.played)) for item in items if item.key not in store]
         found = [(item, result) for item, result in missing if result is not None]
         again = [(item, result.episodes, (result.costs or {}).get(WALL, 0.0)) for item, result in found]
-        store.add(self._judged(block, again))
+        store.add(self._judged(cell, again))
         return [item for item, result in missing if result is None]
 
-    def _result(self, item: Keyed, block: Block, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
+    def _result(self, item: EvalItem, cell: EvalCell, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
         unscored = [
             replace(episode, task=item.instance.task, reward_terms=None, parts={}, by_turn={}) for episode in episodes
         ]
         grades = [self.reward.grade(episode) for episode in unscored]
         scored = tuple(self.reward.score(e, grade=grade) for e, grade in zip(unscored, grades, strict=True))
-        strategy = self.strategies[block.strategy]
+        strategy = self.strategies[cell.strategy]
         chosen = strategy.choose(scored, grades)
         return Result(
             item.key,
@@ -340,57 +344,64 @@ class Study:
             ending=scored[chosen].root.status,
             costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.waited(scored)),
             executed=strategy.executed(scored),
-            support=self._support(scored[chosen], block),
+            support=self._support(scored[chosen], cell),
         )
 
-    def _support(self, episode: EpisodeRecord, block: Block) -> Overlap | None:
+    def _support(self, episode: EpisodeRecord, cell: EvalCell) -> Overlap | None:
         if not says_support(episode.task):
             return None
-        return support_overlap(episode, self.policy_of(block.strategy).rules(episode.limits).protocol)
+        return support_overlap(episode, self.policy_of(cell.strategy).rules(episode.limits).protocol)
 
     # Names
 
-    def _tasks(self, block: Block) -> list[Task]:
-        return self.tasks[block.cell.family, block.cell.size]
+    def _tasks(self, cell: EvalCell) -> list[Task]:
+        return self.tasks[cell.eval_set.family, cell.eval_set.size]
 
-    def context(self, block: Block) -> PlayContext:
+    def context(self, cell: EvalCell) -> PlayContext:
         return PlayContext(
-            self.config.limits_at(block.budget, block.strategy),
-            self.config.temperature_of(block.strategy),
-            self.sources[block.cell.family, block.cell.size],
-            self.policy_of(block.strategy).rules(LEAST).protocol,
+            self.config.limits_at(cell.budget, cell.strategy),
+            self.config.temperature_of(cell.strategy),
+            self.sources[cell.eval_set.family, cell.eval_set.size],
+            self.policy_of(cell.strategy).rules(LEAST).protocol,
         )
 
-    def _keyed(self, block: Block) -> list[Keyed]:
-        strategy, context, cell = self.strategies[block.strategy], self.context(block), block.cell
-        expert = strategy.uses_expert or block.style is not None
+    def _items_of(self, cell: EvalCell) -> list[EvalItem]:
+        strategy, context, eval_set = self.strategies[cell.strategy], self.context(cell), cell.eval_set
+        expert = strategy.uses_expert or cell.style is not None
         fixed = digest(
             strategy.recipe,
             to_stored(context.limits),
             context.temperature,
-            self._prints[self._policy_name(block.strategy), block.seed],
-            to_stored(_changed(self.config.tasks[cell.family], cell)) if expert else None,
+            self._prints[self._policy_name(cell.strategy), cell.seed],
+            to_stored(_changed(self.config.tasks[eval_set.family], eval_set)) if expert else None,
             *said_by(strategy, context),
-            *([] if block.style is None else [block.style]),
+            *([] if cell.style is None else [cell.style]),
         )
         choice = [strategy.identity, self._judge, self._costs]
-        keyed = []
-        for task in self._tasks(block):
-            seed = stream_seed("study", block.seed, task.task_id)
-            if block.style is not None:  # the same whatever weights it stands beside
+        items = []
+        for task in self._tasks(cell):
+            seed = stream_seed("study", cell.seed, task.task_id)
+            if cell.style is not None:  # the same whatever weights it stands beside
                 seed = stream_seed("errorless", task.task_id)
             facts = dict(task.metadata)
             plan = facts if expert else None  # a file's gold decomposition stands there
             played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
-            measured = ["support"] if block.style is None and says_support(task) else []
-            if block.style is not None:  # no episode is there to be judged or measured again
+            measured = ["support"] if cell.style is None and says_support(task) else []
+            if cell.style is not None:  # no episode is there to be judged or measured again
                 played = digest(played, self._judge, self._costs, task.answer, list(task.aliases))
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
             place = Place(
-                cell.family, cell.size, cell.shift, block.strategy, block.budget, block.seed, task.task_id, block.style
+                eval_set.family,
+                eval_set.size,
+                eval_set.shift,
+                cell.strategy,
+                cell.budget,
+                cell.seed,
+                task.task_id,
+                cell.style,
             )
-            keyed.append(Keyed(Instance(task, seed), place, key, played))
-        return keyed
+            items.append(EvalItem(Instance(task, seed), place, key, played))
+        return items
 
     @cached_property
     def _judge(self) -> str:
@@ -401,19 +412,19 @@ class Study:
         price = [] if self.config.price is None else [to_stored(self.config.price)]
         return digest({name: to_stored(spec) for name, spec in self.config.costs.items()}, *price)
 
-    def _check(self, block: Block) -> None:
-        strategy, context = self.strategies[block.strategy], self.context(block)
+    def _check(self, cell: EvalCell) -> None:
+        strategy, context = self.strategies[cell.strategy], self.context(cell)
         try:
             strategy.check(context)
-            strategy.check_tasks(self._tasks(block), context.source)
-            for player, task in product(strategy.players(), self._tasks(block)[:1]):
-                rules = self.policy_of(block.strategy).rules(player.limits(context.limits, task))
+            strategy.check_tasks(self._tasks(cell), context.source)
+            for player, task in product(strategy.players(), self._tasks(cell)[:1]):
+                rules = self.policy_of(cell.strategy).rules(player.limits(context.limits, task))
                 rules = rules.worded(player.wording(context))
                 Kernel(task, rules)  # a protocol that cannot say it says so here
                 rules.protocol.open(rules.clone_brief(1, "", {}, 1))
         except ConfigError as error:
-            place = f"strategies.{block.strategy}, {block.cell.family}"
-            place += "" if block.budget is None else f", budget {block.budget}"
+            place = f"strategies.{cell.strategy}, {cell.eval_set.family}"
+            place += "" if cell.budget is None else f", budget {cell.budget}"
             raise ConfigError(f"{place}: {error}") from error
 
 
@@ -436,5 +447,5 @@ def said_by(strategy: Strategy, context: PlayContext) -> list[list[str]]:
     return found
 
 
-def _changed(spec: PlugIn, cell: Cell) -> PlugIn:
-    return PlugIn(spec.name, {**spec.options, **cell.options})
+def _changed(spec: PlugIn, eval_set: EvalSet) -> PlugIn:
+    return PlugIn(spec.name, {**spec.options, **eval_set.options})

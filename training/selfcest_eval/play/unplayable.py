@@ -67,34 +67,35 @@ def leave_out(results: Iterable[Result], unplayable: Sequence[Unplayable]) -> li
 def unplayable_lines(
     results: Sequence[Result], unplayable: Sequence[Unplayable], label: Callable[[str], str] = str
 ) -> list[str]:
-    """For each cell that something is left out of, what each strategy lacks, and the accuracy that this leaves open."""
+    """Lines on each eval set with left-out instances: what each strategy lacks, and the bounds of its accuracy."""
     lines = []
     policies = [result for result in results if result.place.style is None]
-    for cell in dict.fromkeys(one.place.cell for one in unplayable):
-        here = [one for one in unplayable if one.place.cell == cell]
+    for eval_set in dict.fromkeys(one.place.eval_set for one in unplayable):
+        name = " ".join(eval_set)
+        here = [one for one in unplayable if one.place.eval_set == eval_set]
         gone = {one.place.task_id for one in here}
-        there = {result.place.task_id for result in policies if result.place.cell == cell}
+        there = {result.place.task_id for result in policies if result.place.eval_set == eval_set}
         lines.append(
-            f"{' '.join(cell)}: {len(gone)} of {len(gone | there)} instances could not be played and are left out of "
+            f"{name}: {len(gone)} of {len(gone | there)} instances could not be played and are left out of "
             f"every strategy, the first because {here[0].why}"
         )
         places = [*(result.place for result in policies), *(one.place for one in here)]
-        for strategy, budget in dict.fromkeys((p.strategy, p.budget) for p in places if p.cell == cell):
-            where = (cell, strategy, budget)
+        for strategy, budget in dict.fromkeys((p.strategy, p.budget) for p in places if p.eval_set == eval_set):
+            where = (eval_set, strategy, budget)
             known = [one.grade.correct for one in policies if _where(one.place) == where]
             lost = sum(_where(one.place) == where for one in here)
             low, high = sum(known) / (len(known) + lost), (sum(known) + lost) / (len(known) + lost)
             over = f"{low:.3f} to {high:.3f}, were they all wrong or all right" if lost else f"{low:.3f}"
             lines.append(
-                f"{' '.join(cell)}, {at_most(budget)}, {label(strategy)}: {lost} of {len(known) + lost} not played; "
+                f"{name}, {at_most(budget)}, {label(strategy)}: {lost} of {len(known) + lost} not played; "
                 f"accuracy over all instances {over}"
             )
     return lines
 
 
 def _instance(place: Place) -> tuple[str, str, str]:
-    return *place.cell, place.task_id
+    return *place.eval_set, place.task_id
 
 
 def _where(place: Place) -> tuple[tuple[str, str], str, int | None]:
-    return place.cell, place.strategy, place.budget
+    return place.eval_set, place.strategy, place.budget

@@ -97,13 +97,13 @@ def check_places(config: StudyConfig, results: Sequence[Result], file: Path) -> 
         RecordError: a result of a cell, a strategy, a budget or a seed that the config lacks.
     """
     known: dict[str, Sequence[object]] = {
-        "cell": [(cell.family, cell.size) for cell in config.cells],
+        "eval set": [(eval_set.family, eval_set.size) for eval_set in config.eval_sets],
         "strategy": list(config.strategies),
         "budget": config.budgets,
         "seed": config.seeds,
     }
     for place in (result.place for result in results):
-        for what, value in zip(known, (place.cell, place.strategy, place.budget, place.seed), strict=True):
+        for what, value in zip(known, (place.eval_set, place.strategy, place.budget, place.seed), strict=True):
             if value not in known[what]:
                 shown = " ".join(value) if isinstance(value, tuple) else value
                 choices = [" ".join(one) if isinstance(one, tuple) else one for one in known[what]]

@@ -20,7 +20,7 @@ from selfcest_eval.report.training_run import in_order, parts_of, results_of, se
 from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_eval.stats.decision_table import Decided, decided, find_forced_triples
 from selfcest_eval.stats.table import Curves, curves_of
-from selfcest_training.config import Cell, RunConfig
+from selfcest_training.config import EvalSet, RunConfig
 from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.files import readable
@@ -121,9 +121,9 @@ def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
 
 def _run(configs: Sequence[RunConfig]) -> Source:
     config = replace(configs[0], seeds=tuple(seed for one in configs for seed in one.seeds))
-    # A study has cells, a run need not: then there are no results, and the study only names strategies and costs.
-    cells = config.evaluation.cells or tuple(Cell(name, "any") for name in config.tasks)
-    study = study_of(replace(config, evaluation=replace(config.evaluation, cells=cells)))
+    # A study has eval sets, a run need not: then there are no results, and the study only names strategies and costs.
+    eval_sets = config.evaluation.eval_sets or tuple(EvalSet(name, "any") for name in config.tasks)
+    study = study_of(replace(config, evaluation=replace(config.evaluation, eval_sets=eval_sets)))
     jobs = [
         JobLog(variant, seed, one.folder / variant / f"seed{seed}", rows)
         for variant in config.variants
@@ -161,8 +161,8 @@ def _run(configs: Sequence[RunConfig]) -> Source:
 
 def _evaluated(configs: Sequence[RunConfig], trained: bool) -> tuple[list[Result], list[str]]:
     """What all runs have played, of the strategies that all have; nothing of a run that is still training."""
-    if not configs[0].evaluation.cells:
-        return [], ["evaluation.cells is empty, so nothing was evaluated"]
+    if not configs[0].evaluation.eval_sets:
+        return [], ["evaluation.eval_sets is empty, so nothing was evaluated"]
     results, notes = list[list[Result]](), list[str]()
     for config in configs:
         try:

@@ -87,7 +87,7 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
         name=config.name,
         output=config.output,
         tasks=config.tasks,
-        cells=evaluation.cells,
+        eval_sets=evaluation.eval_sets,
         strategies={
             part.label(config): StrategySpec(
                 part.strategy,
@@ -126,12 +126,13 @@ def styles_of(config: RunConfig, variant: str) -> tuple[Style, ...]:
 
 
 def check_evaluation(config: RunConfig) -> None:
-    """Raise what is wrong with the cells now, rather than after the warm start."""
-    if not config.evaluation.cells:
+    """Raise what is wrong with the eval sets now, rather than after the warm start."""
+    if not config.evaluation.eval_sets:
         return
     study, reward = study_of(config), make_reward(config.reward.name, **config.reward.options)
-    for cell in study.cells:
-        reward.check(instances_of(study, cell, source_of(study, cell)), f"cell {cell.family} {cell.size}")
+    for eval_set in study.eval_sets:
+        tasks = instances_of(study, eval_set, source_of(study, eval_set))
+        reward.check(tasks, f"eval set {eval_set.family} {eval_set.size}")
 
 
 def evaluate_job(
@@ -144,7 +145,7 @@ def evaluate_job(
 ) -> None:
     """Let a player of the job's weights, which `Part.model` holds as well, play a variant's part of the study."""
     parts = [part for part in parts_of(config) if (part.variant, part.stage) == (variant, stage)]
-    if not parts or not config.evaluation.cells:
+    if not parts or not config.evaluation.eval_sets:
         return
     study = Study(replace(study_of(config, parts), seeds=(seed,)))
     done = 0
@@ -216,8 +217,8 @@ def report_run(config: RunConfig) -> str:
     if curves:
         write_curves(curves, config.folder / "learning_curves.csv")
         plot_curves(curves, config.folder / "learning_curves.png")
-    if not config.evaluation.cells:
-        return "\n".join(["evaluation.cells is empty, so there is no table", *warnings, *lines])
+    if not config.evaluation.eval_sets:
+        return "\n".join(["evaluation.eval_sets is empty, so there is no table", *warnings, *lines])
     results, missing = results_of(config)
     study, notes = study_of(config), [*missing, *warnings]
     final = [Part(variant, EvaluationStage.AFTER, config.evaluation.temperatures[0]) for variant in config.variants]
@@ -265,9 +266,9 @@ def variants_of(config: RunConfig, played: Collection[str]) -> dict[str, str | N
 
 
 def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
-    """By cell, as the config has them."""
-    cells = [(cell.family, cell.size) for cell in study.cells]
-    return sorted(results, key=lambda result: cells.index(result.place.cell))
+    """By eval set, as the config has them."""
+    eval_sets = [(eval_set.family, eval_set.size) for eval_set in study.eval_sets]
+    return sorted(results, key=lambda result: eval_sets.index(result.place.eval_set))
 
 
 def _folder(config: RunConfig, variant: str, seed: int | str) -> Path:

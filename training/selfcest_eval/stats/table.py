@@ -15,8 +15,6 @@ from selfcest_eval.play.results import SCORES, Result
 from selfcest_eval.stats.frontier import PerfectExecution, Point
 from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 
-Cell = tuple[str, str]  # family and size
-
 
 @dataclass(frozen=True)
 class Curves:
@@ -46,10 +44,10 @@ class Curves:
 
 def curves_of(results: Iterable[Result]) -> list[Curves]:
     """Curves by cell. Raises `RecordError` that names what a strategy lacks that another has."""
-    cells: dict[Cell, list[Result]] = {}
-    experts: dict[Cell, list[Result]] = {}
+    cells: dict[tuple[str, str], list[Result]] = {}
+    experts: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        (cells if result.place.style is None else experts).setdefault(result.place.cell, []).append(result)
+        (cells if result.place.style is None else experts).setdefault(result.place.eval_set, []).append(result)
     return [_curves(found, experts.get(cell, ())) for cell, found in cells.items()]
 
 

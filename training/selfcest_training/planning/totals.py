@@ -94,5 +94,7 @@ def _evaluated_episodes(config: RunConfig, variant: str) -> int:
     spec, evaluation = config.variants[variant], config.evaluation
     ways = 3 if spec.forced else 1
     plays = ways * (2 if spec.rl.steps else 1) + len(evaluation.temperatures) - 1
-    cells = [cell for cell in evaluation.cells if not spec.evaluated_on or cell.family in spec.evaluated_on]
-    return plays * len(cells) * evaluation.episodes
+    eval_sets = [
+        eval_set for eval_set in evaluation.eval_sets if not spec.evaluated_on or eval_set.family in spec.evaluated_on
+    ]
+    return plays * len(eval_sets) * evaluation.episodes
