@@ -40,12 +40,12 @@ from selfcest_training.cluster.partition import busy_share
 from selfcest_training.config_file import load_stored_config
 from selfcest_training.families import make_families
 from selfcest_training.learner.batch import bucketed
-from selfcest_training.planning.speed import Curve, read_curve
+from selfcest_training.planning.speed import ThroughputCurve, read_curve
 from selfcest_training.shipped import HERE
 from selfcest_training.stages.async_rollouts import AsyncRollouts
 from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.checks import propose
-from selfcest_training.stages.mixture import Mixture
+from selfcest_training.stages.mixture import MixtureSampler
 from selfcest_training.stages.rollout_batch import play_groups
 from studies.runner import DOCS, Rerun, Study, git, read_json, table
 
@@ -82,7 +82,7 @@ class Clock:
         now: seconds.
     """
 
-    curve: Curve
+    curve: ThroughputCurve
     slots: int
     now: float = 0.0
     _decoded: float = 0.0  # tokens of a row that has been there since the beginning
@@ -147,7 +147,7 @@ class Play:
         self._clock.decode(generated, decoded)
 
 
-def part_seconds(part: Sequence[Episode], curve: Curve, slots: int) -> float:
+def part_seconds(part: Sequence[Episode], curve: ThroughputCurve, slots: int) -> float:
     """How long a worker needs for its part alone."""
     clock = Clock(curve, slots)
     for episode in part:
@@ -227,7 +227,9 @@ def timeline(parts: Sequence[Sequence[float]], lag: int, update: float) -> list[
     return ends
 
 
-def overlapped(work: Sequence[Sequence[Sequence[Episode]]], lag: int, update: float, curve: Curve) -> list[float]:
+def overlapped(
+    work: Sequence[Sequence[Sequence[Episode]]], lag: int, update: float, curve: ThroughputCurve
+) -> list[float]:
     """When each update ends, if a worker begins a step as soon as its weights are there, behind what it still decodes.
 
     `work` is [steps][workers] parts. A worker is never handed a step before the one in front of it.
@@ -278,7 +280,7 @@ def draws(pool: Sequence[Episode], tail: str, number: int, step: int) -> list[Ep
     return [heavy(episode, float(factor)) for episode, factor in zip(chosen, factors, strict=True)]
 
 
-def efficiency(ends: Sequence[float], made: Sequence[int], workers: int, curve: Curve) -> float:
+def efficiency(ends: Sequence[float], made: Sequence[int], workers: int, curve: ThroughputCurve) -> float:
     """Tokens of the counted steps over those that the workers would have made at full rate in that time."""
     return sum(made[WARM : WARM + COUNTED]) / (workers * curve.rate(SLOTS) * counted_seconds(ends))
 
@@ -288,7 +290,7 @@ def counted_seconds(ends: Sequence[float]) -> float:
     return ends[WARM + COUNTED - 1] - ends[WARM - 1]
 
 
-def simulate(pool: Sequence[Episode], curve: Curve, tail: str, *, weak: bool) -> Iterator[dict[str, Any]]:
+def simulate(pool: Sequence[Episode], curve: ThroughputCurve, tail: str, *, weak: bool) -> Iterator[dict[str, Any]]:
     """Efficiency by workers and mode; under strong scaling the speed over one worker too."""
     lone: dict[str, float] = {}
     for workers in WORKERS:
@@ -347,7 +349,7 @@ def record(how: Rerun) -> None:
     model = language.load(0, folder / POLICY / "seed0" / "model")
     player = ModelPlayer(language, TransformersSampler().start(language, model), limits=config.limits_of(POLICY))
     menu = TaskMenu(make_families(config.tasks, "train"), variant.rl.tasks, GROUP)
-    plans = propose(Mixture(), 0, GROUPS, menu, np.random.default_rng(0))
+    plans = propose(MixtureSampler(), 0, GROUPS, menu, np.random.default_rng(0))
     groups, _ = play_groups(player, plans, step=0, seed=0, temperature=variant.rl.temperature, weights={})
     episodes = [shape_of(episode) for group in groups for episode in group.episodes]
     said = {
@@ -399,7 +401,7 @@ def stored() -> dict[str, Any]:
     return {name: read_json(STORE / f"{name}.json") for name in ("episodes", "results")}
 
 
-def curves(how: Rerun = EVIDENCE) -> dict[str, Curve]:
+def curves(how: Rerun = EVIDENCE) -> dict[str, ThroughputCurve]:
     return {name: read_curve(how.input(file)) for name, file in CURVES.items()}
 
 
@@ -481,11 +483,11 @@ def _read(results: Mapping[str, Any]) -> str:
     return "\n".join([READ, "", *lines])
 
 
-_UNIT = Curve("", "", "", "one token a second", ((1, 1.0), (2, 2.0), (10**6, 1e6)))
+_UNIT = ThroughputCurve("", "", "", "one token a second", ((1, 1.0), (2, 2.0), (10**6, 1e6)))
 HOW = {"dealt": "dealt", "groups": "whole groups"}
 
 
-def _said(curve: Curve) -> str:
+def _said(curve: ThroughputCurve) -> str:
     ends = [curve.points[0], curve.points[-1]]
     said = ", ".join(f"{rate:,.0f} tokens a second with {rows} row{'s' * (rows > 1)}" for rows, rate in ends)
     return f"{curve.engine}, {curve.model}, {curve.machine} ({curve.measured}): {said}"

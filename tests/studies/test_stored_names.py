@@ -46,7 +46,7 @@ from selfcest_training import config_file
 from selfcest_training.config_file import load_config, parse_as, run_digest, with_stored_keys
 from selfcest_training.families import Bucket
 from selfcest_training.run.checkpoint import Manifest, TrainState
-from selfcest_training.shipped import Manifest as ShippedManifest
+from selfcest_training.shipped import ShippedManifest
 from selfcest_training.stages.base import Stages
 
 ROOT = Path(__file__).parents[2]

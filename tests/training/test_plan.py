@@ -39,10 +39,10 @@ from selfcest_training.learner.update import Learner
 from selfcest_training.planning import memory
 from selfcest_training.planning.changes import missing_bytes, refuse, what_helps
 from selfcest_training.planning.lengths import Lengths, allowed, recorded
-from selfcest_training.planning.memory import GIB, Part, Place, places, token_bytes
+from selfcest_training.planning.memory import GIB, MemoryPart, ProcessMemory, plan_processes, token_bytes
 from selfcest_training.planning.report import _place_lines
 from selfcest_training.planning.shapes import KNOWN, model_shape
-from selfcest_training.planning.speed import Curve, read_curve, step_plan
+from selfcest_training.planning.speed import ThroughputCurve, read_curve, step_plan
 from selfcest_training.planning.totals import job_totals
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,7 +54,7 @@ LORA = LoraOptions(4, 8)
 ERROR = 0.01
 
 
-def parts_of(place: Place) -> dict[str, int]:
+def parts_of(place: ProcessMemory) -> dict[str, int]:
     return {part.name: part.size for part in place.parts}
 
 
@@ -92,7 +92,7 @@ def test_a_folder_says_its_own_dimensions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_weights_gradients_and_moments_are_those_of_a_step(lora: LoraOptions | None, tmp_path: Path) -> None:
     config = replace(job_config(tmp_path), lora=lora)
-    planned = parts_of(places(config, "delegating", model_shape(config.model), passes=False)[0])
+    planned = parts_of(plan_processes(config, "delegating", model_shape(config.model), passes=False)[0])
     model = build_tiny(TinyConfig(**config.model.options), 0)
     if lora is not None:
         add_lora(model, lora, 0)
@@ -114,7 +114,9 @@ def test_adapters_per_role_train_twice_as_much_and_sample_from_two_copies(tmp_pa
     config = replace(job_config(tmp_path), lora=LORA)
     shape = model_shape(config.model)
     one, two = (
-        parts_of(places(replace(config, lora=replace(LORA, per_role=per_role)), "delegating", shape, passes=False)[0])
+        parts_of(
+            plan_processes(replace(config, lora=replace(LORA, per_role=per_role)), "delegating", shape, passes=False)[0]
+        )
         for per_role in (False, True)
     )
     assert two["gradients"] == 2 * one["gradients"]
@@ -140,7 +142,7 @@ def test_a_shard_is_what_a_rank_has_of_every_tensor() -> None:
     shape = model_shape(config.model)
     whole, *_ = memory.learner_parts(config, "delegating", shape, 1, passes=False)
     for ranks in (2, 7):
-        parts = parts_of(Place("", memory.learner_parts(config, "delegating", shape, ranks, passes=False)))
+        parts = parts_of(ProcessMemory("", memory.learner_parts(config, "delegating", shape, ranks, passes=False)))
         by_hand = sum(
             -(-weight.shape[0] // ranks) * (weight.numel() // weight.shape[0]) * 4
             for weight in shape.model.parameters()
@@ -155,7 +157,7 @@ def test_what_a_rank_loads_before_it_shards_is_the_machine_s(reference: bool) ->
     changes = ["variants.delegating.rl.loss.terms={kl: {weight: 0.1}}"] if reference else []
     config = load_config(GPU / "qwen25_7b_8gpus.yaml", changes)
     shape = model_shape(config.model)
-    driver, rank, worker = places(config, "delegating", shape, passes=False)
+    driver, rank, worker = plan_processes(config, "delegating", shape, passes=False)
     assert rank.loading == 4 * shape.parameters * (1 + reference)
     assert parts_of(rank)["weights"] * 4 < rank.loading * 1.01 / (1 + reference), "of which a GPU is given a part"
     assert (driver.loading, worker.loading) == (0, 0)
@@ -237,7 +239,7 @@ def test_a_reference_and_waiting_copies_are_counted(tmp_path: Path) -> None:
     config = replace(
         config, variants={"delegating": replace(variant, rl=rl)}, sampler=PlugIn("transformers", {"dtype": "float32"})
     )
-    parts = parts_of(places(config, "delegating", model_shape(config.model), passes=False)[0])
+    parts = parts_of(plan_processes(config, "delegating", model_shape(config.model), passes=False)[0])
     assert parts["reference model"] == parts["weights"]
     assert parts["copies that wait"] == 2 * parts["weights"]
     assert memory.pushed_bytes(config, model_shape(config.model)) == parts["weights"]
@@ -268,7 +270,7 @@ def test_recorded_lengths_leave_replays_out(tmp_path: Path) -> None:
         recorded(file)
 
 
-CURVE = Curve("e", "m", "here", "measured by hand", ((1, 10.0), (4, 20.0)), trained_tokens_per_second=100.0)
+CURVE = ThroughputCurve("e", "m", "here", "measured by hand", ((1, 10.0), (4, 20.0)), trained_tokens_per_second=100.0)
 
 
 def test_a_curve_by_hand() -> None:
@@ -411,7 +413,7 @@ def test_ranks_are_proposed_where_they_help(tmp_path: Path) -> None:
         forward=ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True, logit_chunk=256),
         lora=None,
     )
-    held = max(place.size for place in places(config, "delegating", model_shape(config.model)))
+    held = max(place.size for place in plan_processes(config, "delegating", model_shape(config.model)))
     with pytest.raises(
         ConfigError, match=r"does not fit.*cluster\.learner_ranks=\d+ it would, but that needs more hardw"
     ):
@@ -422,7 +424,7 @@ def test_what_does_not_fit_is_refused_by_name_and_the_change_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(job_config(tmp_path), forward=ForwardOptions(logit_chunk=0), micro_batch_tokens=4096)
-    held = max(place.size for place in places(config, "delegating", model_shape(config.model)))
+    held = max(place.size for place in plan_processes(config, "delegating", model_shape(config.model)))
     less = int(held * 0.7)
     with pytest.raises(
         ConfigError, match=r"does not fit: a job .* \(.*activations .*more than the .*; with "
@@ -446,7 +448,7 @@ def test_train_refuses_weights_that_the_gpu_cannot_hold(monkeypatch: pytest.Monk
 
 
 def test_a_place_with_a_share_of_a_device() -> None:
-    place = Place("p", (Part("a", 60, "", weights=True), Part("b", 30, "")), share=0.5)
+    place = ProcessMemory("p", (MemoryPart("a", 60, "", weights=True), MemoryPart("b", 30, "")), share=0.5)
     assert place.missing(100) == 40
     assert place.missing(100, weights_alone=True) == 10
     assert replace(place, share=0.0).missing(1) == 0

@@ -10,7 +10,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
 from selfcest_training.planning.changes import missing_bytes, refuse, what_helps
 from selfcest_training.planning.lengths import allowed, recorded
-from selfcest_training.planning.memory import GIB, places, slots
+from selfcest_training.planning.memory import GIB, plan_processes, slots
 from selfcest_training.planning.report import plan_lines
 from selfcest_training.planning.shapes import device_memory, model_shape
 from selfcest_training.planning.speed import read_curve, step_plan
@@ -27,7 +27,7 @@ def print_plan(
         console: where to.
         memory: GiB of one device; `None`: what torch sees of the one that the config names, if it does.
         episodes: a run's episodes.jsonl.
-        curve: a JSON file, see `speed.Curve`.
+        curve: a JSON file, see `speed.ThroughputCurve`.
 
     Raises:
         ConfigError: it does not fit; after the plan was printed.
@@ -51,7 +51,7 @@ def print_plan(
         variant: job_totals(config, variant, lengths[variant], steps.get(variant), measured)
         for variant in config.variants
     }
-    found = {variant: places(config, variant, shape) for variant in config.variants}
+    found = {variant: plan_processes(config, variant, shape) for variant in config.variants}
     of_variants = {variant: (lengths[variant], step) for variant, step in steps.items()}
     for line in plan_lines(config, shape, found, of_variants, totals, measured, device):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -32,11 +32,11 @@ from selfcest_env.structure import NotNegative, OneOf, Share, check_unused
 from selfcest_env.types import FinishReason, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, succeeded
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
 @dataclass(frozen=True)
-class AdoraOptions(Wrapping.Options):
+class AdoraOptions(WrapperOptions):
     factor: NotNegative = 0.1
     length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
     term: str = "correct"
@@ -49,7 +49,7 @@ class AdoraOptions(Wrapping.Options):
         check_unused(self, f"rule is {self.rule}", "at_most" if self.rule == "length" else "length")
 
 
-class Adora(Wrapping):
+class Adora(WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1) and `gain` (default 1);
     `rule`, `length` (default) or `difficulty`; `length`, a cost (default `generated_tokens`); `at_most`, the share of
     right episodes (default 0.5); `term`, the reward term that is above 0 for a right episode (default `correct`).
@@ -67,7 +67,7 @@ class Adora(Wrapping):
     options: AdoraOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self.inside, group, replayed)
+        credit = checks.assign(self.inner, group, replayed)
         right = [getattr(e.cost, self.options.length) for e in group.episodes if succeeded(e, self.options.term)]
         if self.options.rule == "length":
             wrong = [

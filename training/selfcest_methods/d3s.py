@@ -38,20 +38,20 @@ from selfcest_env.structure import Above, AtMost, Count
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Internal, Internals, Promise, Replayed
-from selfcest_training.credit.wrapping import CountsSteps, Wrapping
+from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
 
 Kept = Annotated[float, Above(0), AtMost(1)]
 
 
 @dataclass(frozen=True)
-class D3sOptions(Wrapping.Options):
+class D3sOptions(WrapperOptions):
     rollouts: Kept = 0.5
     tokens: Kept = 0.5
     steps: Count = 100
     across: Literal["step", "group"] = "step"
 
 
-class D3s(CountsSteps, Wrapping):
+class D3s(CountsSteps, WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `rollouts`, `tokens` (default 0.5 each), the
     shares kept at first; `steps` (default 100), after which all are; `across`, `step` (default) or `group`."""
 
@@ -69,7 +69,7 @@ class D3s(CountsSteps, Wrapping):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         """What it is without entropies: the scheme inside."""
-        return checks.assign(self.inside, group, replayed)
+        return checks.assign(self.inner, group, replayed)
 
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals

@@ -30,16 +30,16 @@ from selfcest_env.structure import Count
 from selfcest_env.types import ROOT, Outcome, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
 @dataclass(frozen=True)
-class DecisionOptions(Wrapping.Options):
+class DecisionOptions(WrapperOptions):
     average: bool = True
     tokens: Annotated[Count | None, "null: the whole turn"] = None
 
 
-class Decision(Wrapping):
+class Decision(WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `average` (default true); `tokens` (default
     null: the whole turn)."""
 
@@ -54,7 +54,7 @@ class Decision(Wrapping):
     options: DecisionOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self.inside, group, replayed)
+        credit = checks.assign(self.inner, group, replayed)
         found = {
             TurnKey(episode.episode_id, ROOT, 0): episode.root.turns[0]
             for episode in group.episodes

@@ -31,17 +31,17 @@ from selfcest_env.structure import Count
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed, succeeded
 from selfcest_training.credit.chance import draw
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
 @dataclass(frozen=True)
-class DownsampledOptions(Wrapping.Options):
+class DownsampledOptions(WrapperOptions):
     size: Count = 8
     term: str = "correct"
     reweigh: bool = False
 
 
-class Downsampled(Wrapping):
+class Downsampled(WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (8), n; `term` (`correct`), the term of
     the reward that is above 0 for a right episode; `reweigh` (false)."""
 
@@ -57,7 +57,7 @@ class Downsampled(Wrapping):
     options: DownsampledOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self.inside, group, replayed)
+        credit = checks.assign(self.inner, group, replayed)
         factors = self._factors(group)
         advantage = {key: value for key, value in credit.advantage.items() if root_episode(key.episode_id) in factors}
         weight = {key: value for key, value in credit.weight.items() if key in advantage}

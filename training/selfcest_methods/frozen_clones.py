@@ -26,15 +26,15 @@ from selfcest_env.structure import Size
 from selfcest_env.types import ROOT
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed
-from selfcest_training.credit.wrapping import CountsSteps, Wrapping
+from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
 
 
 @dataclass(frozen=True)
-class FrozenClonesOptions(Wrapping.Options):
+class FrozenClonesOptions(WrapperOptions):
     steps: Size = 20
 
 
-class FrozenClones(CountsSteps, Wrapping):
+class FrozenClones(CountsSteps, WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `steps` (default 20)."""
 
     name: ClassVar[str] = "frozen_clones"
@@ -47,7 +47,7 @@ class FrozenClones(CountsSteps, Wrapping):
     options: FrozenClonesOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self.inside, group, replayed)
+        credit = checks.assign(self.inner, group, replayed)
         if self.state.steps >= self.options.steps:
             return credit
         kept = {key: value for key, value in credit.advantage.items() if key.agent_id == ROOT}

@@ -33,16 +33,16 @@ from selfcest_env.structure import Count
 from selfcest_env.types import Outcome, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
 @dataclass(frozen=True)
-class SaltOptions(Wrapping.Options):
+class SaltOptions(WrapperOptions):
     history: Annotated[Count | None, "null: all of the past"] = None
     thoughts: bool = False
 
 
-class Salt(Wrapping):
+class Salt(WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `history` (default null: all of the past);
     `thoughts` (default false)."""
 
@@ -56,7 +56,7 @@ class Salt(Wrapping):
     options: SaltOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self.inside, group, replayed)
+        credit = checks.assign(self.inner, group, replayed)
         steps: dict[object, list[TurnKey]] = {}
         for episode in group.episodes:
             for agent in episode.agents:

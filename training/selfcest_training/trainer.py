@@ -29,7 +29,7 @@ from selfcest_training.stages.failures import replay_groups
 from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, without
 
 
-class Account(Protocol):
+class TokenAccount(Protocol):
     """Where what a step costs is booked, and how much of the run is done."""
 
     def spend(self, *, sampled: int = 0, scored: int = 0, trained: int = 0) -> None:
@@ -42,7 +42,7 @@ class Account(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainStep:
     """What one step did."""
 
     batch: RolloutBatch
@@ -73,7 +73,7 @@ class Trainer:
         menu: TaskMenu,
         stages: Stages,
         config: RLConfig,
-        account: Account,
+        account: TokenAccount,
         *,
         seed: int,
         beside: TrainedPlayer | None = None,
@@ -86,7 +86,7 @@ class Trainer:
             self.produce, sampler, learner, max_staleness=config.max_staleness, steps=config.steps, second=second
         )
 
-    def step(self) -> Step:
+    def step(self) -> TrainStep:
         """Take the rollouts of the next step, credit them, update, and let what learns from a step learn."""
         batch = self._rollouts.take(self.next_step)
         self.account.spend(sampled=batch.sampled_tokens)
@@ -98,7 +98,7 @@ class Trainer:
         metrics = self.update(batch, credit)
         fit(scheme, groups, internals)
         self.next_step += 1
-        return Step(batch, credit, metrics)
+        return TrainStep(batch, credit, metrics)
 
     def produce(self, step: int, player: Player | None = None) -> RolloutBatch:
         """Propose, play, filter, and play what credit asks for; nothing else touches the player's sampler meanwhile."""

@@ -26,7 +26,7 @@ class NotInRecordsError(CreditError):
 def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
     """The replays a scheme needs for a group, checked. Raises `CreditError` that names scheme, replay and rule."""
     return checked_replays(
-        assigner.name, group, called(f"credit scheme '{assigner.name}'", lambda: tuple(assigner.replays(group)))
+        assigner.name, group, call_plugin(f"credit scheme '{assigner.name}'", lambda: tuple(assigner.replays(group)))
     )
 
 
@@ -42,7 +42,7 @@ def ask_more(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> 
             for replay, record in first.items()
             if replay.episode_id == episode.episode_id
         }
-        asked += called(f"credit scheme '{assigner.name}'", partial(_second_round, assigner, episode, shapes))
+        asked += call_plugin(f"credit scheme '{assigner.name}'", partial(_second_round, assigner, episode, shapes))
     return tuple(replay for replay in checked_replays(assigner.name, group, asked, first) if replay not in first)
 
 
@@ -53,7 +53,7 @@ def _second_round(assigner: CreditAssigner, episode: EpisodeRecord, shapes: Shap
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
     _require_records_suffice(assigner)
-    credit = called(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
+    credit = call_plugin(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
     return checked_credit(assigner.name, group, credit, replayed)
 
 
@@ -70,7 +70,9 @@ def assign_step(
     if internals is None:
         _require_records_suffice(assigner)
     seen: Internals = {} if internals is None else internals
-    credits = called(f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed, seen)))
+    credits = call_plugin(
+        f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed, seen))
+    )
     if len(credits) != len(groups):
         raise CreditError(f"credit scheme '{assigner.name}' gave {len(credits)} credits for {len(groups)} groups")
     triples = zip(groups, credits, replayed, strict=True)
@@ -79,7 +81,9 @@ def assign_step(
 
 def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], internals: Internals | None = None) -> None:
     """After a step, let a scheme learn from it. Raises `CreditError` with the cause."""
-    called(f"credit scheme '{assigner.name}'", lambda: assigner.fit(groups, {} if internals is None else internals))
+    call_plugin(
+        f"credit scheme '{assigner.name}'", lambda: assigner.fit(groups, {} if internals is None else internals)
+    )
 
 
 def _require_records_suffice(assigner: CreditAssigner) -> None:
@@ -90,14 +94,20 @@ def _require_records_suffice(assigner: CreditAssigner) -> None:
         )
 
 
-def called(who: str, call: Callable[[], T], error: type[SelfcestError] = CreditError) -> T:
-    """What a plug-in's method returns. What it raises becomes an `error` that names it; our own errors pass."""
+def call_plugin(plugin: str, method: Callable[[], T], error: type[SelfcestError] = CreditError) -> T:
+    """Call a method of a plug-in.
+
+    Args:
+        plugin: its kind and name, for the message.
+        method: calls the method.
+        error: the class that an exception of the plug-in is raised as. Errors of this project stay as they are.
+    """
     try:
-        return call()
+        return method()
     except SelfcestError:
         raise
     except Exception as cause:
-        raise error(f"{who}: raised {type(cause).__name__}: {cause}") from cause
+        raise error(f"{plugin}: raised {type(cause).__name__}: {cause}") from cause
 
 
 def checked_replays(

@@ -21,10 +21,15 @@ from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import Outcome, Role
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
-class Gated(Wrapping):
+@dataclass(frozen=True)
+class GatedOptions(WrapperOptions):
+    sides: Literal["positive", "both"] = "positive"
+
+
+class Gated(WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `sides`: `positive` (default) or `both`."""
 
     name: ClassVar[str] = "gated"
@@ -33,14 +38,11 @@ class Gated(Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    @dataclass(frozen=True)
-    class Options(Wrapping.Options):
-        sides: Literal["positive", "both"] = "positive"
-
-    options: Options
+    Options = GatedOptions
+    options: GatedOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self.inside, group, replayed)
+        credit = checks.assign(self.inner, group, replayed)
         clones = [
             (episode.episode_id, agent.agent_id, has_failed(agent))
             for episode in group.episodes

@@ -25,6 +25,12 @@ from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Pro
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
+@dataclass(frozen=True)
+class PerRoleOptions(Checked):
+    roots: PlugIn | None = None
+    clones: PlugIn | None = None
+
+
 class PerRole(Configured, CreditAssigner):
     """Options: `roots` and `clones`, each `{name, options}` or null (default) for frozen."""
 
@@ -34,12 +40,8 @@ class PerRole(Configured, CreditAssigner):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        roots: PlugIn | None = None
-        clones: PlugIn | None = None
-
-    options: Options
+    Options = PerRoleOptions
+    options: PerRoleOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,4 +1,4 @@
-"""What schemes have in common that change the credit of another one."""
+"""Base classes of credit schemes that change the credit of another scheme, or that change with the steps."""
 
 from __future__ import annotations
 
@@ -16,37 +16,40 @@ from selfcest_training.credit.base import CreditAssigner, Internals, Shapes
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
-class Wrapping(Configured, CreditAssigner):
-    """Base of a scheme around another one, which must be a pure function of one group. It asks for what that one asks.
+@dataclass(frozen=True)
+class WrapperOptions(Checked):
+    """Option: `scheme`, `{name, options}` or null (default) for the class's `default`."""
+
+    scheme: PlugIn | None = None
+
+
+class WrapperScheme(Configured, CreditAssigner):
+    """Base of a scheme that changes the credit of another scheme and asks for the same replays.
 
     Attributes:
-        inside: the scheme that is wrapped.
+        default: the name of the scheme that is wrapped where the options name none.
+        inner: the wrapped scheme, a pure function of one group.
     """
 
     default: ClassVar[str] = "grpo"
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Option: `scheme`, `{name, options}` or null (default) for the class's `default`."""
-
-        scheme: PlugIn | None = None
-
-    options: Options
+    Options: ClassVar[type[Any]] = WrapperOptions
+    options: WrapperOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         chosen = self.options.scheme or PlugIn(self.default)
-        self.inside = make_assigner(chosen.name, chosen.options, where="scheme.options")
-        require_pure(self.inside, "scheme")
+        self.inner = make_assigner(chosen.name, chosen.options, where="scheme.options")
+        require_pure(self.inner, "scheme")
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        return checks.ask(self.inside, group)
+        return checks.ask(self.inner, group)
 
     def check_constant(self, loss_denominator_tokens: float) -> None:
-        self.inside.check_constant(loss_denominator_tokens)
+        self.inner.check_constant(loss_denominator_tokens)
 
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        return self.inside.more_replays(episode, shapes)
+        return self.inner.more_replays(episode, shapes)
 
 
 @stored_as(steps="steps")
@@ -58,11 +61,11 @@ class StepCount(PlainState):
 
 
 class CountsSteps(Stateful[StepCount], CreditAssigner):
-    """Base of a scheme that changes with the steps of the learner, which are counted here and kept in checkpoints."""
+    """Base of a scheme that changes with the steps of the learner. It counts them, and checkpoints hold the count."""
 
     def initial_state(self) -> StepCount:
         return StepCount()
 
     def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        """Count the step."""
+        """Count one step."""
         self.state.steps += 1

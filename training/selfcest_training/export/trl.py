@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrlRow:
     """A context, and those of its trained tokens that share one advantage. Arrays are [T], aligned.
 
     Attributes:
@@ -75,13 +75,13 @@ class Row:
         return int(self.mask.sum())
 
 
-def idle_row(trained: int) -> Row:
+def idle_row(trained: int) -> TrlRow:
     """A row without a gradient: of one token, or of two if one must count as trained."""
     mask = np.array([False, True]) if trained else np.array([False])
-    return Row(np.zeros(len(mask), np.int64), mask, np.zeros(len(mask), np.float32), 0.0, "")
+    return TrlRow(np.zeros(len(mask), np.int64), mask, np.zeros(len(mask), np.float32), 0.0, "")
 
 
-def rows_of(samples: Sequence[Sample]) -> list[Row]:
+def rows_of(samples: Sequence[Sample]) -> list[TrlRow]:
     """One row per context and distinct advantage, those of a context together."""
     rows = []
     for sample in samples:
@@ -89,11 +89,11 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
         for advantage in np.unique(advantages[sample.loss_mask]):
             mask = sample.loss_mask & (advantages == advantage)
             logprobs = np.where(mask, sample.behavior_logprobs, 0).astype(np.float32)
-            rows.append(Row(sample.token_ids, mask, logprobs, float(advantage), group_of(sample.episode_id)))
+            rows.append(TrlRow(sample.token_ids, mask, logprobs, float(advantage), group_of(sample.episode_id)))
     return rows
 
 
-def micro_batches(rows: Sequence[Row], size: int, count: int) -> list[list[tuple[Row, float]]]:
+def micro_batches(rows: Sequence[TrlRow], size: int, count: int) -> list[list[tuple[TrlRow, float]]]:
     """Rows of one optimiser step in `count` micro-batches of `size`, each with the advantage that it has in TRL.
 
     TRL divides a micro-batch's sum by its trained tokens and by `count`; both are multiplied in here.
@@ -216,7 +216,7 @@ class Rollouts:
             for row, advantage in batch
         ]
 
-    def _play(self) -> list[Row]:
+    def _play(self) -> list[TrlRow]:
         trainer, config, scheme = self.trainer, self.trainer.config, self.trainer.stages.credit
         step = trainer.next_step
         rollouts = trainer.produce(step)

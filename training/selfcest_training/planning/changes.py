@@ -11,7 +11,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_training.config import RunConfig
 from selfcest_training.learner.options import Precision
-from selfcest_training.planning.memory import places
+from selfcest_training.planning.memory import plan_processes
 from selfcest_training.planning.shapes import model_shape
 
 Change = tuple[str, Callable[[RunConfig], RunConfig]]
@@ -21,7 +21,7 @@ _RANKS_KEY = "cluster.learner_ranks="
 def missing_bytes(config: RunConfig, device: int) -> int:
     """Bytes that all kinds of processes of all variants lack on devices of this size; 0 if everything fits."""
     shape = model_shape(config.model)
-    return sum(place.missing(device) for variant in config.variants for place in places(config, variant, shape))
+    return sum(place.missing(device) for variant in config.variants for place in plan_processes(config, variant, shape))
 
 
 def what_helps(config: RunConfig, device: int) -> Sequence[str]:

@@ -29,7 +29,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """What is held, in bytes, and where the number comes from. `weights`: whether it is there before anything runs."""
 
     name: str
@@ -39,7 +39,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessMemory:
     """What one process holds on its device.
 
     Attributes:
@@ -52,7 +52,7 @@ class Place:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     count: int = 1
     share: float = 1.0
     loading: int = 0
@@ -85,7 +85,9 @@ def row_shape(config: RunConfig, longest: int, attention: str) -> RowShape:
     return RowShape(1, max(2, tokens, longest), dense=not flash)
 
 
-def places(config: RunConfig, variant: str, shape: ModelShape, *, passes: bool = True) -> tuple[Place, ...]:
+def plan_processes(
+    config: RunConfig, variant: str, shape: ModelShape, *, passes: bool = True
+) -> tuple[ProcessMemory, ...]:
     """Every kind of process of one variant's job and what it holds; without a cluster that is one process.
 
     `passes`: whether to find out what forward and backward hold, which takes seconds. Raises `ConfigError` for options
@@ -97,7 +99,7 @@ def places(config: RunConfig, variant: str, shape: ModelShape, *, passes: bool =
     sampler, unknown = sampler_parts(config, variant, shape, 1 if cluster is None else cluster.rollout_workers)
     if cluster is None:
         jobs = min(config.workers, len(config.variants) * len(config.seeds))
-        return (Place("job (learner and sampler)", (*learner, *sampler), jobs, 1 / jobs, unknown=unknown),)
+        return (ProcessMemory("job (learner and sampler)", (*learner, *sampler), jobs, 1 / jobs, unknown=unknown),)
     gpu, own = shape.device != "cpu", cluster.learner_resources.get("GPU", 0.0)
     learner_share = 1.0 if ranks == 1 else min(1.0, float(own))  # a single rank is the job's own process
     rollout_share = min(1.0, float(cluster.rollout_resources.get("GPU", 0.0)))
@@ -106,10 +108,10 @@ def places(config: RunConfig, variant: str, shape: ModelShape, *, passes: bool =
     )
     loading = _loaded(config, variant, shape) if ranks > 1 else 0
     # With ranks the job's own process keeps the whole model beside them, to begin with and to save.
-    driver = (Place("job's own process", (_copy(shape, _dtype(shape.dtype)),)),) if ranks > 1 else ()
+    driver = (ProcessMemory("job's own process", (_copy(shape, _dtype(shape.dtype)),)),) if ranks > 1 else ()
     return (
         *driver,
-        Place(
+        ProcessMemory(
             "learner rank" if ranks > 1 else "job (learner)",
             learner,
             ranks,
@@ -117,7 +119,7 @@ def places(config: RunConfig, variant: str, shape: ModelShape, *, passes: bool =
             loading,
             host,
         ),
-        Place(
+        ProcessMemory(
             "rollout worker", sampler, cluster.requested["rollout"][0], rollout_share if gpu else 1.0, unknown=unknown
         ),
     )
@@ -125,7 +127,7 @@ def places(config: RunConfig, variant: str, shape: ModelShape, *, passes: bool =
 
 def learner_parts(
     config: RunConfig, variant: str, shape: ModelShape, ranks: int, *, passes: bool = True
-) -> tuple[Part, ...]:
+) -> tuple[MemoryPart, ...]:
     """What the learner, or one of its ranks, holds."""
     model = shape.with_lora(config.lora)
     weights = list(model.parameters())
@@ -133,23 +135,27 @@ def learner_parts(
     of = "" if ranks == 1 else f", the largest of {ranks} shards"
     what = "adapters" if config.lora is not None else "all weights"
     parts = [
-        Part("weights", _sharded(weights, ranks), f"{_dtype(shape.dtype)}{of}", weights=True),
-        Part("gradients", _sharded(trained, ranks), f"of {what}, float32{of}"),
-        Part("moments", 2 * _sharded(trained, ranks), f"AdamW's two of {what}, float32{of}"),
+        MemoryPart("weights", _sharded(weights, ranks), f"{_dtype(shape.dtype)}{of}", weights=True),
+        MemoryPart("gradients", _sharded(trained, ranks), f"of {what}, float32{of}"),
+        MemoryPart("moments", 2 * _sharded(trained, ranks), f"AdamW's two of {what}, float32{of}"),
     ]
     rl = config.variants[variant].rl
     if _has_reference(config, variant):
-        parts.append(Part("reference model", _sharded(weights, ranks), f"for a term of the loss{of}", weights=True))
+        parts.append(
+            MemoryPart("reference model", _sharded(weights, ranks), f"for a term of the loss{of}", weights=True)
+        )
     if ranks > 1:
-        parts.append(Part("gathered layers", _gathered(model), "two layers and the embeddings whole, with gradients"))
+        parts.append(
+            MemoryPart("gathered layers", _gathered(model), "two layers and the embeddings whole, with gradients")
+        )
     elif rl.max_staleness:
         size = rl.max_staleness * _bytes(shape.model.parameters())
-        parts.append(Part("copies that wait", size, f"of the weights, for max_staleness {rl.max_staleness}"))
+        parts.append(MemoryPart("copies that wait", size, f"of the weights, for max_staleness {rl.max_staleness}"))
     if not passes:
         return tuple(parts)
     rows = row_shape(config, longest_context(config.limits_of(variant), shape), shape.attention)
     said = f"forward and backward of {rows.rows} x {rows.length} ids, {_forward(config.forward)}"
-    return (*parts, Part("activations", activation_bytes(shape, config.lora, config.forward, rows), said))
+    return (*parts, MemoryPart("activations", activation_bytes(shape, config.lora, config.forward, rows), said))
 
 
 def _has_reference(config: RunConfig, variant: str) -> bool:
@@ -174,7 +180,7 @@ def activation_bytes(shape: ModelShape, lora: LoraOptions | None, forward: Forwa
 
 def sampler_parts(
     config: RunConfig, variant: str, shape: ModelShape, workers: int
-) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+) -> tuple[tuple[MemoryPart, ...], tuple[str, ...]]:
     """What the engine of one process holds beside the learner, and what of it cannot be said."""
     rl, limits, name = config.variants[variant].rl, config.limits_of(variant), config.sampler.name
     longest = longest_context(limits, shape)
@@ -191,7 +197,7 @@ def sampler_parts(
         size, token = int(vllm.kv_cache_gib * GIB), token_bytes(shape, vllm.dtype) // spread
         rows = min(vllm.max_batch_size, wanted)
         held = f"{size // token:,} ids; {rows} contexts of at most {longest} would be {rows * longest:,}"
-        cache = Part("KV cache", size, f"kv_cache_gib{of}: {held}")
+        cache = MemoryPart("KV cache", size, f"kv_cache_gib{of}: {held}")
         return (*parts, cache), ("what vLLM takes for its own passes and CUDA graphs",)
     if name != "transformers":
         return (), (f"what the sampler {name!r} holds",)
@@ -202,13 +208,17 @@ def sampler_parts(
         parts.append(_copy(shape, dtype, engines))
     if shape.device == "cpu":
         packed = engines * shape.linear_numbers(MIN_WEIGHTS) * _BYTES[dtype]
-        parts += [Part("packed layers", packed, "a second copy of large linear layers, on a CPU")] if packed else []
+        parts += (
+            [MemoryPart("packed layers", packed, "a second copy of large linear layers, on a CPU")] if packed else []
+        )
     slots, token = engines * min(own.max_batch_size, wanted), token_bytes(shape, dtype)
     said = f"{slots} slots x {longest} ids x {token:,} bytes, all as long as limits allow"
-    parts.append(Part("KV cache", slots * longest * token, said))
+    parts.append(MemoryPart("KV cache", slots * longest * token, said))
     if own.prefix_tokens:
         parts.append(
-            Part("kept prefixes", engines * own.prefix_tokens * token, f"prefix_tokens: {own.prefix_tokens:,} ids")
+            MemoryPart(
+                "kept prefixes", engines * own.prefix_tokens * token, f"prefix_tokens: {own.prefix_tokens:,} ids"
+            )
         )
     return tuple(parts), ("what a prefill holds while it runs",)
 
@@ -245,9 +255,9 @@ def engines_of(config: RunConfig) -> int:
     return len(Role) if config.lora is not None and config.lora.per_role else 1
 
 
-def _copy(shape: ModelShape, dtype: str, engines: int = 1) -> Part:
+def _copy(shape: ModelShape, dtype: str, engines: int = 1) -> MemoryPart:
     of = dtype if engines == 1 else f"{dtype}, one for each of {engines} roles"
-    return Part("copy of the weights", engines * shape.parameters * _BYTES[dtype], of, weights=True)
+    return MemoryPart("copy of the weights", engines * shape.parameters * _BYTES[dtype], of, weights=True)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -299,7 +309,7 @@ def check_weights(config: RunConfig, device: int) -> None:
     """Raise `ConfigError` if weights alone are more than a device of so many bytes has."""
     shape = model_shape(config.model)
     for variant in config.variants:
-        for place in places(config, variant, shape, passes=False):
+        for place in plan_processes(config, variant, shape, passes=False):
             if missing := place.missing(device, weights_alone=True):
                 names = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in place.parts if part.weights)
                 raise ConfigError(

@@ -7,9 +7,9 @@ from math import isfinite
 
 from selfcest_training.config import RunConfig
 from selfcest_training.planning.lengths import Lengths, mean_parallel
-from selfcest_training.planning.memory import GIB, Place, pushed_bytes
+from selfcest_training.planning.memory import GIB, ProcessMemory, pushed_bytes
 from selfcest_training.planning.shapes import ModelShape
-from selfcest_training.planning.speed import Curve, StepPlan
+from selfcest_training.planning.speed import StepPlan, ThroughputCurve
 from selfcest_training.planning.totals import JobTotals
 
 TIGHT = 0.9  # of a device: what is not counted (context, workspaces, fragments) needs some of the rest
@@ -18,10 +18,10 @@ TIGHT = 0.9  # of a device: what is not counted (context, workspaces, fragments)
 def plan_lines(
     config: RunConfig,
     shape: ModelShape,
-    found: Mapping[str, Sequence[Place]],
+    found: Mapping[str, Sequence[ProcessMemory]],
     steps: Mapping[str, tuple[Lengths, StepPlan]],
     totals: Mapping[str, JobTotals],
-    curve: Curve | None,
+    curve: ThroughputCurve | None,
     device: tuple[int, str] | None,
 ) -> Iterator[str]:
     """The plan, line by line.
@@ -51,7 +51,7 @@ def plan_lines(
     yield from _total_lines(config, totals)
 
 
-def _place_lines(place: Place, device: tuple[int, str] | None) -> Iterator[str]:
+def _place_lines(place: ProcessMemory, device: tuple[int, str] | None) -> Iterator[str]:
     times = f", {place.count} of them" if place.count > 1 else ""
     yield f"  {place.name}{times}"
     for part in place.parts:
@@ -63,7 +63,7 @@ def _place_lines(place: Place, device: tuple[int, str] | None) -> Iterator[str]:
         yield f"      unknown  {what}"
 
 
-def _verdict(place: Place, device: tuple[int, str] | None) -> str:
+def _verdict(place: ProcessMemory, device: tuple[int, str] | None) -> str:
     if not place.share:
         return "; its resources name no GPU, so it is held against no device"
     if device is None:
@@ -80,13 +80,15 @@ def _pushed(config: RunConfig, shape: ModelShape) -> str:
     return f"{size:,} bytes to each sampler" if size else "nothing, the sampler uses the learner's own weights"
 
 
-def _curve(curve: Curve | None) -> str:
+def _curve(curve: ThroughputCurve | None) -> str:
     if curve is None:
         return "its speed is unknown (--curve FILE), so times are too"
     return f"{curve.engine}, {curve.model}, {curve.machine}; {curve.measured}"
 
 
-def _step_lines(variant: str, lag: int, lengths: Lengths, step: StepPlan, curve: Curve | None) -> Iterator[str]:
+def _step_lines(
+    variant: str, lag: int, lengths: Lengths, step: StepPlan, curve: ThroughputCurve | None
+) -> Iterator[str]:
     yield f"  variant {variant}, a step of {step.episodes} episodes; lengths: {lengths.source}"
     yield f"    generated tokens {_number(step.sampled)}, learner computes at most {_number(step.trained)} ids"
     chain = f"    longest chain of tokens that wait for each other {_number(step.chain)}"

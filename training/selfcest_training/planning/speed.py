@@ -18,7 +18,7 @@ Point = tuple[Count, Positive]
 
 
 @dataclass(frozen=True)
-class Curve(Checked):
+class ThroughputCurve(Checked):
     """Throughput of an engine, as a JSON file says it.
 
     Attributes:
@@ -58,15 +58,15 @@ class Curve(Checked):
         return sequences / self.seconds(sequences)
 
 
-def read_curve(file: Path) -> Curve:
+def read_curve(file: Path) -> ThroughputCurve:
     """Raises `ConfigError` for a file that is no curve."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--curve {file} cannot be read: {error}; expected JSON with the keys of a Curve") from error
+        raise ConfigError(f"--curve {file} cannot be read: {error}; expected JSON with the keys of a curve") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"--curve {file} holds {type(values).__name__}; expected an object with the keys of a Curve")
-    return construct(Curve, values, place=f"--curve {file}")
+        raise ConfigError(f"--curve {file} holds {type(values).__name__}; expected an object with the keys of a curve")
+    return construct(ThroughputCurve, values, place=f"--curve {file}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class StepPlan:
         return self.rollout[0] + self.update, self.rollout[1] + self.update
 
 
-def step_plan(config: RunConfig, variant: str, lengths: Lengths, curve: Curve | None, slots: int) -> StepPlan:
+def step_plan(config: RunConfig, variant: str, lengths: Lengths, curve: ThroughputCurve | None, slots: int) -> StepPlan:
     """One step of a variant.
 
     Args:

@@ -7,7 +7,7 @@ from math import ceil, isfinite, nan
 
 from selfcest_training.config import RunConfig
 from selfcest_training.planning.lengths import Lengths
-from selfcest_training.planning.speed import Curve, StepPlan
+from selfcest_training.planning.speed import StepPlan, ThroughputCurve
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class JobTotals:
 
 
 def job_totals(
-    config: RunConfig, variant: str, lengths: Lengths, step: StepPlan | None, curve: Curve | None
+    config: RunConfig, variant: str, lengths: Lengths, step: StepPlan | None, curve: ThroughputCurve | None
 ) -> JobTotals:
     """Totals of one job of a variant.
 

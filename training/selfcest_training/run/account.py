@@ -11,7 +11,7 @@ from selfcest_training.run.checkpoint import TrainState
 
 
 class JobAccount:
-    """Keeps the state of a job; see `trainer.Account`.
+    """Keeps the state of a job; see `trainer.TokenAccount`.
 
     Args:
         state: what it goes on from.

@@ -64,7 +64,7 @@ from selfcest_training.stages.checks import check_menu, weights_at
 from selfcest_training.stages.probe import by_family, probe_requests
 from selfcest_training.stages.registry import make_reward_schedule, make_stages, task_menu
 from selfcest_training.stages.warmstart import Pool, WarmStart
-from selfcest_training.trainer import Step, Trainer
+from selfcest_training.trainer import Trainer, TrainStep
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, what it is at
 LOGS = ("metrics.jsonl", "episodes.jsonl")
@@ -381,7 +381,7 @@ class Job:
     def _probes_due(self, progress: float) -> int:
         return math.floor(self.variant.rl.probes * progress + 1e-9)  # 3 x (1 / 3) is 3 of 3
 
-    def _log(self, log: MetricsLog, step: Step, probed: Mapping[str, float]) -> None:
+    def _log(self, log: MetricsLog, step: TrainStep, probed: Mapping[str, float]) -> None:
         batch, credit = step.batch, step.credit
         found = {
             **describe(batch.groups),

@@ -23,7 +23,7 @@ _WEIGHTS = "model.safetensors"
 
 @stored_as(command="command", commit="commit", seed="seed", weights="weights")
 @dataclass(frozen=True)
-class Manifest:
+class ShippedManifest:
     """What made the models of a folder.
 
     Attributes:
@@ -74,7 +74,7 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
         for model in models.values():
             shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)  # weights are written for one user
         (new / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        manifest = Manifest(
+        manifest = ShippedManifest(
             command, commit, seed, {variant: weights_digest(new / model) for variant, model in models.items()}
         )
         (new / "manifest.json").write_text(json.dumps(to_stored(manifest), indent=2) + "\n", encoding="utf-8")

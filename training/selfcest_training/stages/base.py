@@ -20,7 +20,7 @@ from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
 from selfcest_training.config import RLConfig
 from selfcest_training.credit import CreditAssigner, overrides
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import WrapperScheme
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class Stages:
         That is where stages decide how many episodes a step has, or credit has replays to train on.
         """
         credit = self.credit
-        while isinstance(credit, Wrapping):
-            credit = credit.inside
+        while isinstance(credit, WrapperScheme):
+            credit = credit.inner
         agents = 1 if not limits.delegation else None if limits.max_clones is None else 1 + limits.max_clones
         fixed = isinstance(self.tasks, FixedSize) and isinstance(self.group_filter, FixedSize)
         if not fixed or overrides(credit, "replays") or agents is None:

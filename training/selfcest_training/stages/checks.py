@@ -9,7 +9,7 @@ import numpy as np
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.types import Limits
-from selfcest_training.credit.checks import called
+from selfcest_training.credit.checks import call_plugin
 from selfcest_training.stages.base import (
     FilterResult,
     GroupFilter,
@@ -34,7 +34,7 @@ def propose(
 ) -> list[PlannedGroup]:
     """Raises `TrainingError` unless these are tasks to roll out, at least one."""
     who = f"task sampler {type(sampler).__name__}, step {step}"
-    planned = called(who, lambda: list(sampler.propose(step, num_tasks, menu, rng)), TrainingError)
+    planned = call_plugin(who, lambda: list(sampler.propose(step, num_tasks, menu, rng)), TrainingError)
     given: list[object] = [*planned]
     if not given or not all(isinstance(plan, PlannedGroup) and _playable(plan) for plan in given):
         raise TrainingError(
@@ -52,7 +52,7 @@ def _playable(plan: PlannedGroup) -> bool:
 def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
     """Raises `TrainingError` unless it is a mapping; names and numbers are the reward's to check."""
     who = f"reward schedule {type(schedule).__name__}, step {step}"
-    weights: object = called(who, lambda: schedule.weights(step), TrainingError)
+    weights: object = call_plugin(who, lambda: schedule.weights(step), TrainingError)
     if not isinstance(weights, Mapping):
         raise TrainingError(f"{who}: weights are {weights!r}; expected a mapping from names of terms to numbers")
     return weights
@@ -60,7 +60,7 @@ def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
 
 def observe(stage: TaskSampler | RewardSchedule, step: int, groups: Sequence[EpisodeGroup]) -> None:
     """Raises `TrainingError` with the cause."""
-    called(f"{type(stage).__name__}.observe, step {step}", lambda: stage.observe(step, groups), TrainingError)
+    call_plugin(f"{type(stage).__name__}.observe, step {step}", lambda: stage.observe(step, groups), TrainingError)
 
 
 def filter_groups(
@@ -68,7 +68,7 @@ def filter_groups(
 ) -> FilterResult:
     """Raises `TrainingError` unless it is a `FilterResult` of what it was given, or if it never has enough."""
     who = f"group filter {type(group_filter).__name__}, step {step}"
-    result: object = called(who, lambda: group_filter.filter(step, groups, wanted, rounds), TrainingError)
+    result: object = call_plugin(who, lambda: group_filter.filter(step, groups, wanted, rounds), TrainingError)
     if not isinstance(result, FilterResult) or result.more < 0:
         raise TrainingError(f"{who}: returned {result!r}; expected a FilterResult with more >= 0")
     again: tuple[object, ...] = result.again

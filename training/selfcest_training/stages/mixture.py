@@ -13,7 +13,7 @@ from selfcest_training.stages.base import FixedSize, PlannedGroup, TaskMenu
 
 
 @dataclass(frozen=True)
-class Mixture(FixedSize):
+class MixtureSampler(FixedSize):
     """The default task sampler. It has no options and remembers nothing."""
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:

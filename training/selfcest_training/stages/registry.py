@@ -25,7 +25,7 @@ TASK_SAMPLERS = Registry(
     "task sampler",
     "selfcest.task_sampler",
     {
-        "mixture": "selfcest_training.stages.mixture:Mixture",
+        "mixture": "selfcest_training.stages.mixture:MixtureSampler",
     },
 )
 GROUP_FILTERS = Registry(
