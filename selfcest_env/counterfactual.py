@@ -53,7 +53,7 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
     """The finished kernel of a record, played again from what its agents wrote.
 
     Raises:
-        RecordError: the episode was played with another wording, or by these rules its texts make another one.
+        RecordError: the episode was played with another prompt variant, or by these rules its texts make another one.
     """
     *_, kernel = again(record, rules)
     return kernel
@@ -72,12 +72,13 @@ def again(
     Raises:
         RecordError: as `restore`, before the turn after which that shows.
     """
-    if record.wording is not None:
-        played = tuple(map(short_name, record.wording))  # a record may have a long name written out
-        if rules.wording != played:
+    if record.prompt_variant is not None:
+        played = tuple(map(short_name, record.prompt_variant))  # a record may have a long name written out
+        if rules.prompt_variant != played:
             raise RecordError(
                 f"episode {record.episode_id} was played with {_said(played)}, and these rules have "
-                f"{_said(rules.wording)}; pass those of its protocol, as rules.worded(...) makes them for a wording"
+                f"{_said(rules.prompt_variant)}; pass those of its protocol, as "
+                "rules.with_variant(...) makes them"
             )
     turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
     kernel = Kernel(record.task, rules, {agent.agent_id: agent.reply for agent in record.agents if agent.absent})
@@ -98,12 +99,12 @@ def again(
         raise RecordError(
             f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "
             "limits, the protocol and the token counter it was played with"
-            + ("" if record.wording is not None else ", in the wording it was played with, which it does not name")
+            + ("" if record.prompt_variant is not None else ", with the prompt variant that it does not name")
         )
 
 
-def _said(wording: tuple[str, ...]) -> str:
-    return f"the wording {' and '.join(wording)}" if wording else "no wording"
+def _said(prompt_variant: tuple[str, ...]) -> str:
+    return f"the prompt variant {' and '.join(prompt_variant)}" if prompt_variant else "no prompt variant"
 
 
 def _same(kernel: Kernel, record: EpisodeRecord) -> bool:

@@ -99,7 +99,7 @@ for unlimited, as in `tokens_left`), `faults`.
 * `population`: "dynamic", "persistent" or "fixed".
 * `reward`: a preset of `selfcest_env.reward.make_reward` by name, a `Reward`, or a callable from a finished
   `EpisodeRecord` to its named terms; their sum is the team reward.
-* `protocol`: how calls and answers are written: "hermes", "terse" or a `ProtocolText`.
+* `protocol`: how calls and answers are written: "hermes", "terse" or a `PromptFormat`.
 * `counter`: what a token is: "words", "bytes" or a `TokenCounter`.
 * `max_cycles`: joint steps before truncation; `None` never truncates, and the limits end every game.
 * `max_chars`: characters of one action.

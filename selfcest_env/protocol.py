@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 LABELS = string.ascii_lowercase  # of clones, where a name may take one character
 LONGEST_POST_KEY = 32  # characters
-LONGEST_NAME = 200  # characters, of a wording
+LONGEST_NAME = 200  # characters, of a prompt variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Reply:
     failure: Fault | Status | None = None
 
 
-class ProtocolText(Protocol):
+class PromptFormat(Protocol):
     """The interface of a protocol. Implementations are stateless."""
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
@@ -93,24 +93,24 @@ class ProtocolText(Protocol):
 
 
 @runtime_checkable
-class Wraps(Protocol):
+class ProtocolWrapper(Protocol):
     """A protocol around another one. What it does not offer itself, turn control or a board, is that one's."""
 
     @property
-    def protocol(self) -> ProtocolText: ...
+    def protocol(self) -> PromptFormat: ...
 
 
-def layers(protocol: ProtocolText) -> Iterator[ProtocolText]:
+def iter_layers(protocol: PromptFormat) -> Iterator[PromptFormat]:
     """A protocol and all that it stands around, outermost first."""
     yield protocol
-    while isinstance(protocol, Wraps):
+    while isinstance(protocol, ProtocolWrapper):
         protocol = protocol.protocol
         yield protocol
 
 
-def offered(protocol: ProtocolText, kind: type[T]) -> T | None:
+def find_capability(protocol: PromptFormat, kind: type[T]) -> T | None:
     """The outermost layer of a protocol that is of an optional kind, as `ControlsTurns`; `None` if none is."""
-    return next((layer for layer in layers(protocol) if isinstance(layer, kind)), None)
+    return next((layer for layer in iter_layers(protocol) if isinstance(layer, kind)), None)
 
 
 @stored_as("Note", text="text", number="number", trusted="trusted")
@@ -130,7 +130,7 @@ class Note:
 
 
 @runtime_checkable
-class Notes(Protocol):
+class SupportsNotes(Protocol):
     """A protocol that can say more than its own messages do. Optional; the built-in ones can."""
 
     def note(self, message: Message, note: Note) -> Message:
@@ -142,7 +142,7 @@ class Notes(Protocol):
 class ControlsTurns(Protocol):
     """A protocol that gives agents fewer turns than `Limits.max_turns`, more to who asks, and says what is left.
 
-    Optional, as `text.wordings.TellTurns` makes one.
+    Optional, as `text.prompt_variants.TellTurns` makes one.
 
     Attributes:
         turns: that an agent may take without asking, at least 1.
@@ -181,10 +181,10 @@ class KeepsBoard(Protocol):
         ...
 
 
-def check_kinds(protocol: ProtocolText) -> None:
+def check_capabilities(protocol: PromptFormat) -> None:
     """Raise `ConfigError` for a layer that controls turns or keeps a board in part: the game would not ask it."""
     kinds: dict[type, tuple[str, ...]] = {ControlsTurns: ("asked", "remind"), KeepsBoard: ("board",)}
-    for layer in layers(protocol):
+    for layer in iter_layers(protocol):
         for kind, methods in kinds.items():
             # Static: a wrapper that hands on whatever it is asked for has none of it itself.
             has = [name for name in methods if callable(inspect.getattr_static(layer, name, None))]
@@ -198,31 +198,32 @@ def check_kinds(protocol: ProtocolText) -> None:
                 )
 
 
-def noted(protocol: ProtocolText, message: Message, note: Note) -> Message:
+def with_note(protocol: PromptFormat, message: Message, note: Note) -> Message:
     """The message with the note in it. Raises `ConfigError` if the protocol can say no more than its own messages."""
-    if (notes := offered(protocol, Notes)) is not None:
+    if (notes := find_capability(protocol, SupportsNotes)) is not None:
         return notes.note(message, note)
     raise ConfigError(
         f"the protocol {type(protocol).__name__} has no note(message, note), so agents cannot be told {note.text!r}; "
-        "add that method (see protocol.Notes), or play without what says this"
+        "add that method (see protocol.SupportsNotes), or play without what says this"
     )
 
 
 # What is said around a protocol in some episodes: a frozen dataclass. Those of one name share their prices.
-Wording = Callable[[ProtocolText], ProtocolText]
+PromptVariant = Callable[[PromptFormat], PromptFormat]
 
 
-def wording_name(wording: Wording) -> str:
-    """What records call a wording: its class with all of its fields, by their stored names, shortened by `short_name`.
+def prompt_variant_name(prompt_variant: PromptVariant) -> str:
+    """Return the name of a prompt variant in records: its class with all fields, by stored names, shortened.
 
-    Raises `ConfigError` for what is no frozen dataclass, or a field whose value no text stands for.
+    Raises:
+        ConfigError: the value is no frozen dataclass, or a field holds a value without a fixed text.
     """
-    if not (_is_frozen(wording) and callable(wording)):
+    if not (_is_frozen(prompt_variant) and callable(prompt_variant)):
         raise ConfigError(
-            f"the wording is {format_value(wording)}; expected a frozen dataclass with __call__(protocol), as those in "
-            "selfcest_env.text.wordings, whose fields name it in records"
+            f"the prompt variant is {format_value(prompt_variant)}; expected a frozen dataclass with "
+            "__call__(protocol), as those in selfcest_env.text.prompt_variants, whose fields name it in records"
         )
-    return short_name(_written(wording, type(wording).__qualname__))
+    return short_name(_written(prompt_variant, type(prompt_variant).__qualname__))
 
 
 def short_name(name: str) -> str:
@@ -251,8 +252,8 @@ def _written(value: object, place: str) -> str:
         written = [f"{name}={_written(item, f'{place}.{name}')}" for name, item in stored_fields(value).items()]
         return f"{stored_name(type(value))}({', '.join(written)})"
     raise ConfigError(
-        f"{place} is {format_value(value)}, which names no wording in records; expected None, a bool, int, float, str "
-        "or member of an enum, a tuple of such, or a frozen dataclass with such fields"
+        f"{place} is {format_value(value)}, which names no prompt variant in records; expected None, a bool, int, "
+        "float, str or member of an enum, a tuple of such, or a frozen dataclass with such fields"
     )
 
 

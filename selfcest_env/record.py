@@ -227,8 +227,8 @@ class EpisodeRecord:
         parts: of terms that are sums over parts of the answer, the unweighted summands by key, see `Grade.parts`.
         by_turn: of terms that are sums over turns, the unweighted summands; agents that are not named add 0.
         grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
-        wording: what was said around the protocol, by name, innermost first; empty: nothing (`Rules.worded`); `None`:
-            not known, of a record from before format 5.
+        prompt_variant: names of the variants around the protocol (`Rules.with_variant`), innermost first. `None`:
+            not known, for a record from before format 5. Its key in JSON is `wording`.
     """
 
     episode_id: str
@@ -241,7 +241,7 @@ class EpisodeRecord:
     weights: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     by_turn: Mapping[str, ByTurn] = field(default_factory=dict)
-    wording: tuple[str, ...] | None = ()
+    prompt_variant: tuple[str, ...] | None = ()
 
     @property
     def root(self) -> AgentRecord:
@@ -346,22 +346,26 @@ def build_record(
                 reply=state.reply,
             )
         )
-    return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents), wording=kernel.rules.wording)
+    return EpisodeRecord(
+        episode_id, kernel.task, kernel.limits, seed, tuple(agents), prompt_variant=kernel.rules.prompt_variant
+    )
 
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 FORMAT = 5  # 1 had no weights, and no number; 2 had no parts; 3 had no summands by turn; 4 had no wording
+_STORED_VARIANT = "wording"  # the key of `EpisodeRecord.prompt_variant` in stored records
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
     """The record as plain JSON values, with the number of the format."""
-    data: dict[str, Any] = to_builtins(record)
-    return {"format": FORMAT, **data}
+    values: dict[str, Any] = to_builtins(record)
+    values[_STORED_VARIANT] = values.pop("prompt_variant")  # still the last key
+    return {"format": FORMAT, **values}
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
     """Inverse of `to_json`; records of earlier formats are read, those of format 1 with terms that all weigh 1,
-    those before 5 with a wording that is not known.
+    those before 5 with a prompt variant that is not known.
 
     Raises `RecordError` that names the field, or the format if it is a later one.
     """
@@ -371,7 +375,9 @@ def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
         if (number := data.get("format", 1)) not in range(1, FORMAT + 1):
             raise RecordError(f"record.format is {number!r}; expected 1 to {FORMAT}: read it with a later version")
         if number < 5:
-            found.setdefault("wording", None)
+            found.setdefault(_STORED_VARIANT, None)
+        if _STORED_VARIANT in found:
+            found["prompt_variant"] = found.pop(_STORED_VARIANT)
     return structure(found, EpisodeRecord, place="record", error=RecordError)
 
 

@@ -11,12 +11,12 @@ from selfcest_env.protocol import (
     Brief,
     ControlsTurns,
     KeepsBoard,
-    ProtocolText,
+    PromptFormat,
+    PromptVariant,
     Reply,
-    Wording,
-    check_kinds,
-    offered,
-    wording_name,
+    check_capabilities,
+    find_capability,
+    prompt_variant_name,
 )
 from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, Status, TokenCounter
 
@@ -25,7 +25,7 @@ class Rules:
     """Limits, protocol and counter of a set of episodes; prices are worked out once and remembered.
 
     Attributes:
-        wording: names of what `worded` has put around the protocol, innermost first; records carry them.
+        prompt_variant: names of the variants that `with_variant` has put around the protocol, innermost first.
         max_turns: of one agent, extensions included, `None` if unlimited.
 
     Raises `ConfigError` for a protocol that tells agents of more turns than there are, or that has some members of an
@@ -33,15 +33,15 @@ class Rules:
     """
 
     def __init__(
-        self, limits: Limits, protocol: ProtocolText, counter: TokenCounter, *, wording: tuple[str, ...] = ()
+        self, limits: Limits, protocol: PromptFormat, counter: TokenCounter, *, prompt_variant: tuple[str, ...] = ()
     ) -> None:
-        self.limits, self.protocol, self.counter, self.wording = limits, protocol, counter, wording
-        check_kinds(protocol)
+        self.limits, self.protocol, self.counter, self.prompt_variant = limits, protocol, counter, prompt_variant
+        check_capabilities(protocol)
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
         self._under: dict[Limits, Rules] = {}
-        self._worded: dict[tuple[type, str], Rules] = {}
-        self.turn_control, self._board = offered(protocol, ControlsTurns), offered(protocol, KeepsBoard)
+        self._variants: dict[tuple[type, str], Rules] = {}
+        self.turn_control, self._board = find_capability(protocol, ControlsTurns), find_capability(protocol, KeepsBoard)
         self.max_turns = limits.max_turns
         if self.turn_control is not None:
             turns, extension = self.turn_control.turns, self.turn_control.extension
@@ -52,32 +52,32 @@ class Rules:
                 )
             self.max_turns = turns + extension
 
-    def worded(self, wording: Wording | None) -> Rules:
+    def with_variant(self, prompt_variant: PromptVariant | None) -> Rules:
         """The same game with this said around its protocol.
 
-        Raises `ConfigError` for a wording that records could not name, or that hides what the protocol offers.
+        Raises `ConfigError` for a prompt variant that records could not name, or that hides what the protocol offers.
         """
-        if wording is None:
+        if prompt_variant is None:
             return self
-        key = type(wording), wording_name(wording)
-        if key not in self._worded:
-            protocol = wording(self.protocol)
+        key = type(prompt_variant), prompt_variant_name(prompt_variant)
+        if key not in self._variants:
+            protocol = prompt_variant(self.protocol)
             for kind in (ControlsTurns, KeepsBoard):
-                if offered(self.protocol, kind) is not None and offered(protocol, kind) is None:
+                if find_capability(self.protocol, kind) is not None and find_capability(protocol, kind) is None:
                     raise ConfigError(
-                        f"{type(protocol).__name__}, which {wording!r} makes, hides the {kind.__name__} of what it "
-                        "stands around; give it that one as its attribute protocol"
+                        f"{type(protocol).__name__}, which {prompt_variant!r} makes, hides the {kind.__name__} of "
+                        "the protocol that it wraps; give it that protocol as its attribute protocol"
                     )
-            names = (*self.wording, key[1])
-            self._worded[key] = Rules(self.limits, protocol, self.counter, wording=names)
-        return self._worded[key]
+            names = (*self.prompt_variant, key[1])
+            self._variants[key] = Rules(self.limits, protocol, self.counter, prompt_variant=names)
+        return self._variants[key]
 
     def under(self, limits: Limits) -> Rules:
         """The same game under other limits: one object for each, so that prices stay remembered."""
         if limits == self.limits:
             return self
         if limits not in self._under:
-            self._under[limits] = Rules(limits, self.protocol, self.counter, wording=self.wording)
+            self._under[limits] = Rules(limits, self.protocol, self.counter, prompt_variant=self.prompt_variant)
         return self._under[limits]
 
     @property

@@ -15,7 +15,7 @@ from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.weights import check_no_pickle
 from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.plugin import is_read_only
-from selfcest_env.protocol import Brief, ProtocolText
+from selfcest_env.protocol import Brief, PromptFormat
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Checked, OneOf
 from selfcest_env.text.protocols import make_protocol
@@ -178,7 +178,7 @@ def load_chat_model(
 
 
 def chat_rules(
-    limits: Limits, counter: TokenCounter, context_window: int, protocol: ProtocolText | None = None
+    limits: Limits, counter: TokenCounter, context_window: int, protocol: PromptFormat | None = None
 ) -> Rules:
     """Rules whose contexts are sure to fit a model.
 

@@ -88,7 +88,7 @@ def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay],
     Raises:
         CreditError: a replay of an unknown episode or agent, or of two agents of whom one descends from the other;
             two episodes of one name.
-        RecordError: another protocol, wording or token counter than the episode's.
+        RecordError: another protocol, prompt variant or token counter than the episode's.
     """
     records = {}
     for record in factual:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import Wording
+from selfcest_env.protocol import PromptVariant
 from selfcest_env.record import EpisodeRecord, Generation, build_record
 from selfcest_env.replay import replayed_episode
 from selfcest_env.rules import Rules
@@ -87,8 +87,8 @@ class Request(Protocol):
 class RolloutRequest:
     """A whole episode, under limits of its own where they differ from those of the rules it is played by.
 
-    `wording` is what it says around their protocol. A replay of such an episode needs rules with that
-    wording; others are refused.
+    `prompt_variant` is what it says around their protocol. A replay of such an episode needs rules with that
+    prompt variant; others are refused.
 
     Raises `ConfigError` for an id of the form that names a replay, as `e7/root.0=default/sample0` does.
     """
@@ -97,7 +97,7 @@ class RolloutRequest:
     task: Task
     seed: int
     limits: Limits | None = None
-    wording: Wording | None = field(default=None, kw_only=True)
+    prompt_variant: PromptVariant | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if replayed_episode(self.episode_id) is not None:
@@ -108,7 +108,7 @@ class RolloutRequest:
 
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
         rules = rules if self.limits is None else rules.under(self.limits)
-        return Kernel(self.task, rules.worded(self.wording)), {}
+        return Kernel(self.task, rules.with_variant(self.prompt_variant)), {}
 
     def turn_seed(self, agent_id: AgentId, turn: int) -> int:
         return turn_seed(self.seed, agent_id, turn)

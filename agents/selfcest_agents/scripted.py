@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.structure import Checked, Count, OneOf, Share
 from selfcest_env.tasks.source import ExpertSource, Style, TaskSource
 from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Role
@@ -45,7 +45,7 @@ class OracleActor(Checked):
     """
 
     source: TaskSource
-    protocol: ProtocolText
+    protocol: PromptFormat
     style: Style = Style.DELEGATE
     clone_style: Style | None = None
     p_delegate: Share = 1.0
@@ -79,7 +79,7 @@ class NeverDelegate:
     documents it gives up rather than call a clone."""
 
     source: TaskSource
-    protocol: ProtocolText
+    protocol: PromptFormat
 
     def __post_init__(self) -> None:
         _ = self._expert
@@ -104,7 +104,7 @@ class RandomActor(Checked):
         max_objectives: objectives of one call.
     """
 
-    protocol: ProtocolText
+    protocol: PromptFormat
     p_answer: Share = 0.4
     p_delegate: Share = 0.3
     p_read: Share = 0.15

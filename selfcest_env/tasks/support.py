@@ -6,7 +6,7 @@ import json
 
 from selfcest_env.errors import TaskError
 from selfcest_env.graders.qa import Overlap, set_overlap
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import Outcome, Read, Task
 
@@ -30,7 +30,7 @@ def gold_support(task: Task) -> frozenset[str]:
     return frozenset(json.loads(str(task.metadata["support"])))
 
 
-def used_documents(record: EpisodeRecord, protocol: ProtocolText) -> frozenset[str]:
+def used_documents(record: EpisodeRecord, protocol: PromptFormat) -> frozenset[str]:
     """Return the keys of all documents that an agent saw: given to a clone, read, or shown at the start.
 
     An agent without a turn saw nothing, because its prompt did not fit.
@@ -49,6 +49,6 @@ def used_documents(record: EpisodeRecord, protocol: ProtocolText) -> frozenset[s
     return frozenset(keys)
 
 
-def support_overlap(record: EpisodeRecord, protocol: ProtocolText) -> Overlap:
+def support_overlap(record: EpisodeRecord, protocol: PromptFormat) -> Overlap:
     """Return the agreement of the documents that an episode used with those that its question needs."""
     return set_overlap(used_documents(record, protocol), gold_support(record.task))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from selfcest_env.protocol import Brief, Note, ProtocolText, Reply, noted
+from selfcest_env.protocol import Brief, Note, PromptFormat, Reply, with_note
 from selfcest_env.types import Action, Fault, Message, MessageRole, Part
 
 # What agents write themselves by one of our protocols; nobody else may write it.
@@ -137,7 +137,7 @@ class PlainTextProtocol:
         markers: what must not get through; by default what is known without a tokenizer.
     """
 
-    def __init__(self, protocol: ProtocolText, markers: Markers | None = None) -> None:
+    def __init__(self, protocol: PromptFormat, markers: Markers | None = None) -> None:
         self.protocol, self._markers = protocol, markers or Markers()
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
@@ -153,7 +153,7 @@ class PlainTextProtocol:
         return self._markers.clean(self.protocol.fault(fault))
 
     def note(self, message: Message, note: Note) -> Message:
-        return self._markers.clean(noted(self.protocol, message, note))
+        return self._markers.clean(with_note(self.protocol, message, note))
 
     def neutralise(self, reply: str) -> str:
         return self._markers.neutralise(self.protocol.neutralise(reply))

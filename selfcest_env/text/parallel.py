@@ -16,7 +16,7 @@ from selfcest_env.checks import check_agent, check_seed, check_snapshot, check_t
 from selfcest_env.draw import Image, draw
 from selfcest_env.errors import ConfigError, GameError, TaskError, is_whole
 from selfcest_env.plugin import check_choice
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.render import nodes_of_kernel, render_kernel
 from selfcest_env.reward import Reward
@@ -71,7 +71,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         population: "dynamic", "persistent" or "fixed".
         reward: a preset of `make_reward` by name, a `Reward`, or a function from a finished record to named terms; the
             team reward is their sum.
-        protocol: how calls and answers are written: "hermes", "terse", "package.module:Class" or a `ProtocolText`.
+        protocol: how calls and answers are written: "hermes", "terse", "package.module:Class" or a `PromptFormat`.
         counter: what a token is: "words", "bytes" or a `TokenCounter`.
         max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
         max_chars: characters of one action.
@@ -95,7 +95,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         limits: Limits | None = None,
         population: str = "dynamic",
         reward: Reward | RewardFunction | str = exact_match,
-        protocol: ProtocolText | str = "hermes",
+        protocol: PromptFormat | str = "hermes",
         counter: TokenCounter | str = "words",
         max_cycles: int | None = None,
         max_chars: int = 4096,

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from selfcest_env.plugin import Registry
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 
 PROTOCOLS = Registry(
-    ProtocolText,
+    PromptFormat,
     "protocol",
     "selfcest.protocol",
     {
         "hermes": "selfcest_env.text.hermes:HermesProtocol",
         "terse": "selfcest_env.text.terse:TerseProtocol",
         "terse_budget": "selfcest_env.text.terse:BudgetedTerseProtocol",
-        "hermes_clones": "selfcest_env.text.wordings:HermesClonesProtocol",
-        "terse_clones": "selfcest_env.text.wordings:TerseClonesProtocol",
+        "hermes_clones": "selfcest_env.text.prompt_variants:HermesClonesProtocol",
+        "terse_clones": "selfcest_env.text.prompt_variants:TerseClonesProtocol",
     },
 )
 
 
-def make_protocol(name: str, where: str = "protocol") -> ProtocolText:
+def make_protocol(name: str, where: str = "protocol") -> PromptFormat:
     """A built-in name or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says what to write."""
     return PROTOCOLS.make(name, {}, where=where)

@@ -12,7 +12,7 @@ from typing_extensions import get_protocol_members
 from selfcest_env.checks import check_mapping, check_options
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.plugin import check_choice
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.reward import PRESETS, Reward, make_reward
 from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.text.counters import ByteCounter, WordCounter
@@ -65,11 +65,11 @@ def find_counter(counter: TokenCounter | str) -> TokenCounter:
     return counter
 
 
-def find_protocol(protocol: ProtocolText | str) -> ProtocolText:
+def find_protocol(protocol: PromptFormat | str) -> PromptFormat:
     """A protocol by name or reference, or the protocol itself."""
     if isinstance(protocol, str):
         return make_protocol(protocol)
-    _check_members("protocol", protocol, ProtocolText, tuple(PROTOCOLS))
+    _check_members("protocol", protocol, PromptFormat, tuple(PROTOCOLS))
     return protocol
 
 

@@ -8,7 +8,15 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from selfcest_env.protocol import LONGEST_POST_KEY, Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, offered
+from selfcest_env.protocol import (
+    LONGEST_POST_KEY,
+    Brief,
+    ControlsTurns,
+    KeepsBoard,
+    PromptFormat,
+    Reply,
+    find_capability,
+)
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import ROOT, Fault, Limits, Message, MessageRole, Role, Status, Task
 
@@ -63,7 +71,7 @@ def task_chars(task: Task) -> int:
     return len(task.prompt) + documents
 
 
-def transcript_bound(limits: Limits, protocol: ProtocolText, max_chars: int, max_task_chars: int) -> int:
+def transcript_bound(limits: Limits, protocol: PromptFormat, max_chars: int, max_task_chars: int) -> int:
     """Longest transcript that an agent can come to hold, in characters.
 
     Follows from the limits: an opening, then turns of at most `max_chars`, each answered by one block; every clone's
@@ -81,16 +89,16 @@ def transcript_bound(limits: Limits, protocol: ProtocolText, max_chars: int, max
     per_call = min(limits.max_clones, limits.max_clones_per_call or limits.max_clones)
     failure = max((Fault.PROMPT_TOO_LONG, *Status), key=len)
     blocks = [protocol.fault(fault) for fault in Fault] + [protocol.replies([Reply(failure=failure)] * per_call)]
-    if (control := offered(protocol, ControlsTurns)) is not None:
+    if (control := find_capability(protocol, ControlsTurns)) is not None:
         blocks = [control.remind(message, left) for message in blocks for left in range(turns)]
     block = max(_length((message,), tag) for message in blocks)
     reads = 0 if not limits.reading else turns if limits.max_reads is None else min(limits.max_reads, turns)
     return opening + turns * (max_chars + tag + block) + limits.max_clones * max_chars + reads * max_task_chars
 
 
-def _board_bound(limits: Limits, protocol: ProtocolText, max_chars: int) -> int:
+def _board_bound(limits: Limits, protocol: PromptFormat, max_chars: int) -> int:
     """Most characters that posts can bring into a clone's opening."""
-    keeper = offered(protocol, KeepsBoard)
+    keeper = find_capability(protocol, KeepsBoard)
     if keeper is None:
         return 0
     assert limits.max_clones is not None

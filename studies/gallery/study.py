@@ -28,7 +28,7 @@ from selfcest_agents.player import ModelPlayer, Wrapper
 from selfcest_agents.rollout import RolloutRequest
 from selfcest_cli.report import report_page
 from selfcest_cli.trace import write_page
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.reward import make_reward
@@ -62,7 +62,7 @@ class Calls:
     """A root by script: these parts of its question in these calls, a clone each, then the sum of all replies."""
 
     calls: Sequence[Sequence[int]]
-    protocol: ProtocolText
+    protocol: PromptFormat
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         done = observation.exchanges

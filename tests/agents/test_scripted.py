@@ -7,7 +7,7 @@ from selfcest_agents.policy import Actor
 from selfcest_agents.scripted import ATTACKS, HostileActor, NeverDelegate, OracleActor, RandomActor
 from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.tasks import Style, make_source
@@ -21,7 +21,7 @@ LIMITS = Limits(total_tokens=20_000, turn_tokens=1000, max_reads=16)
 PROTOCOLS = [TerseProtocol(), HermesProtocol()]
 
 
-def play(task: Task, actor: Actor, protocol: ProtocolText, limits: Limits = LIMITS, seed: int = 0) -> Kernel:
+def play(task: Task, actor: Actor, protocol: PromptFormat, limits: Limits = LIMITS, seed: int = 0) -> Kernel:
     kernel = Kernel(task, Rules(limits, protocol, WordCounter()))
     while not kernel.done:
         agent = kernel.ready()[0]
@@ -34,7 +34,7 @@ def play(task: Task, actor: Actor, protocol: ProtocolText, limits: Limits = LIMI
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=["terse", "hermes"])
 @pytest.mark.parametrize("name", ["range_sum", "arithmetic", "ledger_qa"])
-def test_oracle_and_monolith_are_right(name: str, protocol: ProtocolText) -> None:
+def test_oracle_and_monolith_are_right(name: str, protocol: PromptFormat) -> None:
     source, rng = make_source(name), np.random.default_rng(0)
     for seed in range(5):
         task = source.draw(rng)
@@ -81,7 +81,7 @@ def test_clone_style_decides_whether_clones_delegate() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=["terse", "hermes"])
-def test_random_play_ends_and_repeats(protocol: ProtocolText) -> None:
+def test_random_play_ends_and_repeats(protocol: PromptFormat) -> None:
     source, rng = make_source("ledger_qa"), np.random.default_rng(0)
     limits = Limits(total_tokens=3000, turn_tokens=300, max_depth=2, max_reads=8)
     outcomes = set()
@@ -95,7 +95,7 @@ def test_random_play_ends_and_repeats(protocol: ProtocolText) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=["terse", "hermes"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_every_attack_is_survived(attack: str, protocol: ProtocolText) -> None:
+def test_every_attack_is_survived(attack: str, protocol: PromptFormat) -> None:
     task = make_source("ledger_qa").draw(np.random.default_rng(0))
     kernel = play(task, HostileActor(attack), protocol, Limits(max_reads=4, max_depth=2))
     assert kernel.done

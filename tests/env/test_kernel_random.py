@@ -1,6 +1,6 @@
 """Random trees in random orders: the limits hold after every event, and order changes nothing.
 
-By every protocol that is shipped, with every wording and board around it.
+By every protocol that is shipped, with every prompt variant and board around it.
 """
 
 import random
@@ -19,9 +19,9 @@ from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.markers import PlainTextProtocol
+from selfcest_env.text.prompt_variants import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.text.protocols import PROTOCOLS, make_protocol
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.types import (
     Action,
     Answer,
@@ -65,14 +65,14 @@ def draw_rules(seed):
     drawn = Rules(
         limits, rng.choice((protocol, PlainTextProtocol(protocol))), rng.choice((WordCounter(), ByteCounter()))
     )
-    wordings = [Tell(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), TellClones()]
+    prompt_variants = [Tell(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), TellClones()]
     if limits.max_turns:
         turns = rng.randint(1, limits.max_turns)
-        wordings.append(TellTurns(turns, rng.randint(0, limits.max_turns - turns), rng.random() < 0.7))
+        prompt_variants.append(TellTurns(turns, rng.randint(0, limits.max_turns - turns), rng.random() < 0.7))
     if not terse:
-        wordings.append(TellBoard(rng.randint(1, 3)))
-    for wording in rng.sample(wordings, rng.randrange(3)):
-        drawn = drawn.worded(wording)
+        prompt_variants.append(TellBoard(rng.randint(1, 3)))
+    for prompt_variant in rng.sample(prompt_variants, rng.randrange(3)):
+        drawn = drawn.with_variant(prompt_variant)
     return drawn
 
 
@@ -258,10 +258,10 @@ def test_accounts_add_up_under_every_wording_of_every_protocol(name, plain):
     told = [Tell(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), TellClones(), TellTurns(2, 4, True)]
     told += [] if terse else [TellBoard(2)]
     shown = extended = 0
-    for wordings in [(), *((wording,) for wording in told), told, told[::-1]]:
+    for prompt_variants in [(), *((prompt_variant,) for prompt_variant in told), told, told[::-1]]:
         rules = Rules(limits, protocol, WordCounter())
-        for wording in wordings:
-            rules = rules.worded(wording)
+        for prompt_variant in prompt_variants:
+            rules = rules.with_variant(prompt_variant)
         for seed in range(6):
             kernel = run(Kernel(TASK, rules), seed, 0)
             shown += any("post 1 of root" in key for agent in kernel.agents.values() for key in agent.brief.documents)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 import pytest
 from renamed import renamed
 
-from selfcest_env.protocol import Note, ProtocolText, Wording, wording_name
+from selfcest_env.protocol import Note, PromptFormat, PromptVariant, prompt_variant_name
 from selfcest_env.seeding import stream_seed, turn_seed
 from selfcest_env.stored import by_field, stored_as, stored_fields, stored_text, to_stored
-from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
+from selfcest_env.text.prompt_variants import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.types import ROOT, AgentId, Limits
 
-# What records call the wordings of the game. They stand in stored episodes.
-WORDINGS: list[tuple[Wording, str]] = [
+# What records call the prompt variants of the game. They stand in stored episodes.
+PROMPT_VARIANTS: list[tuple[PromptVariant, str]] = [
     (
         Tell(Note("Go.", 3), Note("Help.", trusted=False)),
         "Tell(root=Note(text='Go.', number=3, trusted=True), clone=Note(text='Help.', number=0, trusted=False))",
@@ -26,25 +26,25 @@ WORDINGS: list[tuple[Wording, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wording", "name"), WORDINGS)
-def test_wordings_keep_their_names_in_records(wording: Wording, name: str) -> None:
-    assert wording_name(wording) == name
-    with renamed([type(wording), Note]):
-        assert wording_name(wording) == name
+@pytest.mark.parametrize(("prompt_variant", "name"), PROMPT_VARIANTS)
+def test_prompt_variants_keep_their_names_in_records(prompt_variant: PromptVariant, name: str) -> None:
+    assert prompt_variant_name(prompt_variant) == name
+    with renamed([type(prompt_variant), Note]):
+        assert prompt_variant_name(prompt_variant) == name
 
 
 @dataclass(frozen=True)
 class Own:
-    """A wording of a user's own package, which declares nothing."""
+    """A prompt variant of a user's own package, which declares nothing."""
 
     words: str = "Go."
 
-    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+    def __call__(self, protocol: PromptFormat) -> PromptFormat:
         return protocol
 
 
 def test_a_wording_that_declares_nothing_is_named_by_its_class_and_fields() -> None:
-    assert wording_name(Own()) == "Own(words='Go.')"
+    assert prompt_variant_name(Own()) == "Own(words='Go.')"
 
 
 def test_seeds_do_not_depend_on_the_name_of_a_class() -> None:

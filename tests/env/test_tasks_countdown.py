@@ -6,7 +6,7 @@ import pytest
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.graders.countdown import CountdownMatch, verify_countdown
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.tasks import ExpertSource, Style
@@ -20,7 +20,7 @@ from selfcest_env.views import observe
 LIMITS = Limits(total_tokens=100_000, turn_tokens=4000)
 
 
-def play(task: Task, source: ExpertSource, style: Style, protocol: ProtocolText, limits: Limits) -> Kernel:
+def play(task: Task, source: ExpertSource, style: Style, protocol: PromptFormat, limits: Limits) -> Kernel:
     kernel = Kernel(task, Rules(limits, protocol, WordCounter()))
     while not kernel.done:
         agent = kernel.ready()[-1]
@@ -35,7 +35,7 @@ def play(task: Task, source: ExpertSource, style: Style, protocol: ProtocolText,
 @pytest.mark.parametrize("protocol", [TerseProtocol(), HermesProtocol()], ids=["terse", "hermes"])
 @pytest.mark.parametrize("phrasing", ["terse", "plain"])
 @pytest.mark.parametrize("use_all", [True, False])
-def test_the_expert_is_right_in_every_style(phrasing: str, use_all: bool, protocol: ProtocolText) -> None:
+def test_the_expert_is_right_in_every_style(phrasing: str, use_all: bool, protocol: PromptFormat) -> None:
     source, rng = Countdown(2, 5, phrasing=phrasing, use_all=use_all), np.random.default_rng(3)
     shared = 0
     for _ in range(8):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.tasks import ExpertSource, Style, make_source
@@ -43,7 +43,7 @@ def play(
     source: ExpertSource,
     style: Style,
     limits: Limits,
-    protocol: ProtocolText | None = None,
+    protocol: PromptFormat | None = None,
     seed: int = 0,
     watch: Callable[[Observation, str], None] = lambda observation, text: None,
 ) -> Kernel:
@@ -65,7 +65,7 @@ def play(
 @pytest.mark.parametrize("protocol", [TerseProtocol(), HermesProtocol()], ids=["terse", "hermes"])
 @pytest.mark.parametrize("phrasing", ["terse", "plain"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_expert_is_right_in_every_style(family: str, phrasing: str, protocol: ProtocolText) -> None:
+def test_the_expert_is_right_in_every_style(family: str, phrasing: str, protocol: PromptFormat) -> None:
     source, rng = make(family, phrasing), np.random.default_rng(1)
     for index in range(12):
         task = source.draw(rng)

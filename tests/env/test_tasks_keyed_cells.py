@@ -10,7 +10,7 @@ from selfcest_env.errors import ConfigError, RewardError
 from selfcest_env.graders import AnswerPart, Grade
 from selfcest_env.graders.cells import CellMatch
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord, Generation, build_record, from_json, to_json
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
@@ -31,7 +31,7 @@ def play(
     task: Task,
     style: Style,
     limits: Limits,
-    protocol: ProtocolText,
+    protocol: PromptFormat,
     spoilt: Sequence[AgentId] = (),
     source: KeyedCells = KeyedCells(),  # noqa: B008 (frozen)
 ) -> EpisodeRecord:
@@ -70,7 +70,7 @@ def test_a_drawn_task_asks_for_a_digit_of_each_document() -> None:
 
 @pytest.mark.parametrize("protocol", [TerseProtocol(), HermesProtocol()], ids=["terse", "hermes"])
 @pytest.mark.parametrize(("style", "clones", "turns"), [("delegate", 2, 2), ("read", 0, 2), ("solve", 0, 2)])
-def test_the_expert_is_right_in_every_style(protocol: ProtocolText, style: str, clones: int, turns: int) -> None:
+def test_the_expert_is_right_in_every_style(protocol: PromptFormat, style: str, clones: int, turns: int) -> None:
     record = play(TASK, Style(style), replace(LIMITS, max_reads=9), protocol)
     assert (record.answer, record.cost.clones, len(record.root.turns)) == ("a7b0", clones, turns)
     assert play(TASK, Style(style), replace(LIMITS, max_depth=0), protocol).answer == "a7b0", "with all texts in view"

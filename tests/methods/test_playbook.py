@@ -214,12 +214,12 @@ def test_a_question_is_known_whatever_documents_surround_it() -> None:
 
 
 def test_a_playbook_is_told_by_role_and_is_not_trusted() -> None:
-    told = learn(1)[0].playbook.wording()(HERMES)
+    told = learn(1)[0].playbook.prompt_variant()(HERMES)
     for role, line in ((Role.ROOT, f"[root-1] {DOUBLE}"), (Role.CLONE, "[clone-2] Be exact.")):
         system = told.open(Brief(role, "x"))[0]
         assert system.role is MessageRole.SYSTEM
         assert (system.parts[-1].text, system.parts[-1].trusted) == (f"{HEADING}\n{line}", False)
-    assert Playbook().wording()(HERMES).open(Brief(Role.ROOT, "x")) == HERMES.open(Brief(Role.ROOT, "x"))
+    assert Playbook().prompt_variant()(HERMES).open(Brief(Role.ROOT, "x")) == HERMES.open(Brief(Role.ROOT, "x"))
 
 
 def test_its_tokens_are_charged_in_every_context_that_holds_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import make_source
-from selfcest_env.text import wordings
+from selfcest_env.text import prompt_variants
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, Limits, Status, Task
 from selfcest_eval.play.config import StudyConfig
@@ -263,11 +263,11 @@ class Chat(Scripted):
 def test_what_was_told_otherwise_is_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {"plain": {}, "delegate": {}}
     before = names(WORDED | plain)
-    monkeypatch.setattr(wordings, "_turns", lambda number: f"{number} moves")
+    monkeypatch.setattr(prompt_variants, "_turns", lambda number: f"{number} moves")
     moved = names(WORDED | plain)
     assert {label for label in before if before[label] != moved[label]} == {"turn_limit"}
-    note = wordings.Note
-    monkeypatch.setattr(wordings, "Note", lambda text, *rest: note(text.replace("You may", "You can"), *rest))
+    note = prompt_variants.Note
+    monkeypatch.setattr(prompt_variants, "Note", lambda text, *rest: note(text.replace("You may", "You can"), *rest))
     other = names(WORDED | plain)
     assert {label for label in before if before[label].isdisjoint(other[label])} == set(WORDED)
     assert {label: other[label] for label in plain} == {label: before[label] for label in plain}
@@ -275,7 +275,7 @@ def test_what_was_told_otherwise_is_played_again(monkeypatch: pytest.MonkeyPatch
 
 def test_reminders_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     before = names(WORDED)
-    monkeypatch.setattr(wordings._TurnsTold, "remind", lambda self, message, left: message)
+    monkeypatch.setattr(prompt_variants._TurnsTold, "remind", lambda self, message, left: message)
     assert {label for label, found in names(WORDED).items() if found != before[label]} == {"turn_limit"}
 
 

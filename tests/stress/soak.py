@@ -50,7 +50,7 @@ from selfcest_agents.scripted import ATTACKS
 from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import Brief, ProtocolText, Reply
+from selfcest_env.protocol import Brief, PromptFormat, Reply
 from selfcest_env.record import EpisodeRecord, Generation, build_record, write_episode
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed, turn_seed
@@ -83,7 +83,7 @@ from selfcest_env.types import (
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "tests" / "stress" / "evidence" / "soak.json"
-PROTOCOLS: dict[str, ProtocolText] = {"terse": TerseProtocol(), "hermes": HermesProtocol(), "symbolic": SymbolicText()}
+PROTOCOLS: dict[str, PromptFormat] = {"terse": TerseProtocol(), "hermes": HermesProtocol(), "symbolic": SymbolicText()}
 PLAIN = {name: f"plain {name}" for name in ("terse", "hermes")}  # as `delegation_v0` writes them
 PROTOCOLS |= {plain: PlainTextProtocol(PROTOCOLS[name]) for name, plain in PLAIN.items()}
 COUNTERS: dict[str, TokenCounter] = {"words": WordCounter(), "bytes": ByteCounter()}
@@ -562,7 +562,7 @@ def pinch(rng: random.Random, task: Task, limits: Limits, face: tuple[str, str],
         return limits
 
 
-def write(rng: random.Random, protocol: ProtocolText, calm: float, edge: Edge) -> str:
+def write(rng: random.Random, protocol: PromptFormat, calm: float, edge: Edge) -> str:
     """A turn: a function of the stream alone. `calm`: how likely it is an answer; deeper and later turns are calmer."""
     dice = rng.random()
     if dice < calm * 0.3:
@@ -592,7 +592,7 @@ def _request(rng: random.Random) -> CloneRequest:
     return CloneRequest(objective, keys, tokens)
 
 
-def say(seed: int, protocol: ProtocolText, depth: int, turn: int, edge: Edge) -> Generation:
+def say(seed: int, protocol: PromptFormat, depth: int, turn: int, edge: Edge) -> Generation:
     """What a hostile policy makes of a turn; a server may report any usage."""
     rng = random.Random(seed)
     text = write(rng, protocol, min(0.9, 0.1 + 0.15 * depth + 0.15 * turn), edge)
@@ -604,7 +604,7 @@ def say(seed: int, protocol: ProtocolText, depth: int, turn: int, edge: Edge) ->
 class Scattered:
     """A policy that answers some of what it was asked, in any order. `edges` by episode."""
 
-    def __init__(self, protocol: ProtocolText, edges: Mapping[str, Edge], seed: int = 0) -> None:
+    def __init__(self, protocol: PromptFormat, edges: Mapping[str, Edge], seed: int = 0) -> None:
         self.protocol, self.edges = protocol, edges
         self.rng, self.asked = random.Random(seed), list[PolicyRequest]()
 
@@ -624,7 +624,7 @@ class Scattered:
 class Threaded(Scattered):
     """The same by threads: an answer is there when a thread has it."""
 
-    def __init__(self, protocol: ProtocolText, edges: Mapping[str, Edge], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, protocol: PromptFormat, edges: Mapping[str, Edge], pool: ThreadPoolExecutor) -> None:
         super().__init__(protocol, edges)
         self.pool, self.running = pool, set[Future[tuple[TurnKey, Generation]]]()
 

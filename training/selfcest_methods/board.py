@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
-from selfcest_env.text.wordings import TellBoard
+from selfcest_env.text.prompt_variants import TellBoard
 from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation
 
 
@@ -35,5 +35,5 @@ class NoteBoard(Strategy, Checked):
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, 1)
 
-    def wording(self, context: PlayContext) -> TellBoard:
+    def prompt_variant(self, context: PlayContext) -> TellBoard:
         return TellBoard(self.posts)

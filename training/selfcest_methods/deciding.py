@@ -20,7 +20,7 @@ from selfcest_env.protocol import Note
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
-from selfcest_env.text.wordings import Tell
+from selfcest_env.text.prompt_variants import Tell
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, check_delegation
 
@@ -42,7 +42,7 @@ class Way(Strategy):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return self.means.limits(limits, task)
 
-    def wording(self, context: PlayContext) -> Tell:
+    def prompt_variant(self, context: PlayContext) -> Tell:
         return Tell(root=self.says)
 
 
@@ -56,7 +56,7 @@ class Question(Strategy):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return one_turn(limits, self.tokens)
 
-    def wording(self, context: PlayContext) -> Tell:
+    def prompt_variant(self, context: PlayContext) -> Tell:
         return Tell(root=self.says)
 
 
@@ -85,7 +85,7 @@ class Deciding(Strategy, Checked):
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, 1)
 
-    def wording(self, context: PlayContext) -> Tell | None:
+    def prompt_variant(self, context: PlayContext) -> Tell | None:
         return Tell(root=self.question())
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:

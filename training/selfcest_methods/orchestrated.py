@@ -19,7 +19,7 @@ import numpy as np
 
 from selfcest_agents.player import Wrapper
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Limits, Outcome, Task
 from selfcest_env.views import Observation
@@ -107,7 +107,7 @@ class Script:
     """An `Actor`: an orchestrated root. What it knows of its past stands in the observation."""
 
     strategy: Orchestrated
-    protocol: ProtocolText
+    protocol: PromptFormat
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         past = [

@@ -40,7 +40,7 @@ from selfcest_env.stored import stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Size, structure, to_builtins
 from selfcest_env.tasks import TaskSource
 from selfcest_env.tasks.source import identity_of
-from selfcest_env.text.wordings import Tell
+from selfcest_env.text.prompt_variants import Tell
 from selfcest_env.types import Role, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
 from selfcest_training.files import readable
@@ -110,7 +110,7 @@ class Playbook(Checked):
         lines = [f"[{bullet.key}] {bullet.text}" for bullet in self.of(role)]
         return Note("\n".join([HEADING, *lines]), trusted=False) if lines else None
 
-    def wording(self) -> Tell:
+    def prompt_variant(self) -> Tell:
         return Tell(self.note(Role.ROOT), self.note(Role.CLONE))
 
     def to_json(self) -> str:
@@ -174,8 +174,8 @@ class WithPlaybook(Strategy, Checked):
     def recipe(self) -> Mapping[str, object]:
         return {**super().recipe, "playbook": to_stored(self.playbook)}  # a file may change and keep its name
 
-    def wording(self, context: PlayContext) -> Tell:
-        return self.playbook.wording()
+    def prompt_variant(self, context: PlayContext) -> Tell:
+        return self.playbook.prompt_variant()
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         """Raises `ConfigError` for a task that the playbook was learned from."""
@@ -250,7 +250,7 @@ class _Asks(Monolithic):
 
     order: str = ""
 
-    def wording(self, context: PlayContext) -> Tell:
+    def prompt_variant(self, context: PlayContext) -> Tell:
         return Tell(root=Note(self.order))
 
 
@@ -258,8 +258,8 @@ class _Asks(Monolithic):
 class _Plays(Strategy):
     book: Playbook = Playbook()
 
-    def wording(self, context: PlayContext) -> Tell:
-        return self.book.wording()
+    def prompt_variant(self, context: PlayContext) -> Tell:
+        return self.book.prompt_variant()
 
 
 @dataclass(frozen=True)

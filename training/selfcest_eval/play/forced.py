@@ -15,7 +15,7 @@ from selfcest_agents.codec import Codec
 from selfcest_agents.player import Wrapper
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import Generation
 from selfcest_env.stored import stored_as
 from selfcest_env.tasks import ExpertSource, Style
@@ -30,7 +30,7 @@ class ForcedDecision:
     """
 
     def __init__(
-        self, policy: Policy, codec: Codec | None, *, source: ExpertSource, protocol: ProtocolText, delegate: bool
+        self, policy: Policy, codec: Codec | None, *, source: ExpertSource, protocol: PromptFormat, delegate: bool
     ) -> None:
         if codec is None:
             raise ConfigError("a policy of text alone cannot go on from a begun turn; expected a model in this process")

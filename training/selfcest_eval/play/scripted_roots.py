@@ -14,7 +14,7 @@ from selfcest_agents.player import Wrapper
 from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OracleActor
 from selfcest_env.errors import ConfigError, InfrastructureError
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import Generation, Turn
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
@@ -88,7 +88,7 @@ class OneCall:
     """An `Actor` that hands its task out."""
 
     split: Split
-    protocol: ProtocolText
+    protocol: PromptFormat
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         return self.protocol.render(Delegate(self.split.requests(observation.brief.text, observation.brief.keys)))

@@ -14,7 +14,7 @@ from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import Registry
-from selfcest_env.protocol import ProtocolText, Wording
+from selfcest_env.protocol import PromptFormat, PromptVariant
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_env.stored import declared_name, stored_as, to_stored
@@ -51,7 +51,7 @@ class PlayContext:
     limits: Limits
     temperature: float
     source: TaskSource
-    protocol: ProtocolText
+    protocol: PromptFormat
 
 
 @stored_as("selfcest_training.evaluation.strategies:Strategy")
@@ -115,8 +115,8 @@ class Strategy:
         """What stands around the player's policy; `None`: nothing."""
         return None
 
-    def wording(self, context: PlayContext) -> Wording | None:
-        """What its episodes say around the policy's protocol, as `text.wordings.TellTurns`; `None`: nothing."""
+    def prompt_variant(self, context: PlayContext) -> PromptVariant | None:
+        """What its episodes say around the policy's protocol, as `text.prompt_variants.TellTurns`; `None`: nothing."""
         return None
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
@@ -129,12 +129,12 @@ class Strategy:
         self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, context: PlayContext, player: Player
     ) -> list[EpisodeRecord]:
         """One episode of every instance, each under limits of its own, all in one rollout."""
-        requests, wording = [], self.wording(context)
+        requests, prompt_variant = [], self.prompt_variant(context)
         for instance, allowed in zip(instances, limits, strict=True):
             seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
             own = self.limits(allowed, instance.task)
             name = f"{instance.name}.{sample}"
-            requests.append(RolloutRequest(name, instance.task, seed, own, wording=wording))
+            requests.append(RolloutRequest(name, instance.task, seed, own, prompt_variant=prompt_variant))
         return player.play(requests, context.temperature, wrap=self.wrapper(context))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:

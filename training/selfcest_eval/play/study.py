@@ -17,7 +17,7 @@ from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
-from selfcest_env.protocol import Brief, ControlsTurns, offered
+from selfcest_env.protocol import Brief, ControlsTurns, find_capability
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
 from selfcest_env.seeding import stream_seed
@@ -419,7 +419,7 @@ class Study:
             strategy.check_tasks(self._tasks(cell), context.source)
             for player, task in product(strategy.players(), self._tasks(cell)[:1]):
                 rules = self.policy_of(cell.strategy).rules(player.limits(context.limits, task))
-                rules = rules.worded(player.wording(context))
+                rules = rules.with_variant(player.prompt_variant(context))
                 Kernel(task, rules)  # a protocol that cannot say it says so here
                 rules.protocol.open(rules.clone_brief(1, "", {}, 1))
         except ConfigError as error:
@@ -431,17 +431,17 @@ class Study:
 def said_by(strategy: Strategy, context: PlayContext) -> list[list[str]]:
     """What agents read that a strategy tells something: their openings, and what is said of their turns.
 
-    A list for each of its players that has a wording, so that names of what is played without one stay as they are. It
-    notices other sentences; how a wording reads what agents write is in `Strategy.version`.
+    Return a list for each player with a prompt variant. Stored names of players without one do not change. The list
+    differs when the sentences differ; how a prompt variant parses what agents write is in `Strategy.version`.
     """
     root = Brief(Role.ROOT, "[1] + 2?", keys=("B",), can_delegate=True, total_tokens=64, clones=2)
     briefs = (root, replace(root, role=Role.CLONE), replace(root, can_delegate=False))
     found = []
-    for wording in (player.wording(context) for player in strategy.players()):
-        if wording is not None:
-            protocol = wording(context.protocol)
+    for prompt_variant in (player.prompt_variant(context) for player in strategy.players()):
+        if prompt_variant is not None:
+            protocol = prompt_variant(context.protocol)
             told = [message for brief in briefs for message in protocol.open(brief)]
-            if (control := offered(protocol, ControlsTurns)) is not None:
+            if (control := find_capability(protocol, ControlsTurns)) is not None:
                 told += [control.remind(protocol.fault(Fault.CUT_BY_LENGTH), left) for left in (1, 2)]
             found.append([message.content for message in told])
     return found

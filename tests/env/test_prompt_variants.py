@@ -23,17 +23,17 @@ from selfcest_env import delegation_v0
 from selfcest_env.counterfactual import restore
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import LONGEST_NAME, Brief, Note, ProtocolText, Wording
+from selfcest_env.protocol import LONGEST_NAME, Brief, Note, PromptFormat, PromptVariant
 from selfcest_env.record import build_record, from_json, to_json
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
+from selfcest_env.text.prompt_variants import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.text.spaces import transcript_text
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.types import (
     ROOT,
     AgentId,
@@ -55,15 +55,15 @@ LIMITS = Limits(total_tokens=60, turn_tokens=20, answer_reserve=2, reply_tokens=
 TASK = Task("t", "1?", "7", "own", {"B": "35"})
 
 
-def terse(wording: Wording | None, limits: Limits = LIMITS, task: Task = TASK) -> Kernel:
-    return Kernel(task, Rules(limits, TERSE, CODEC).worded(wording))
+def terse(prompt_variant: PromptVariant | None, limits: Limits = LIMITS, task: Task = TASK) -> Kernel:
+    return Kernel(task, Rules(limits, TERSE, CODEC).with_variant(prompt_variant))
 
 
 def say(kernel: Kernel, text: str) -> None:
     kernel.play(kernel.ready()[0], text, Usage(len(CODEC.encode_own(text))))
 
 
-def content(protocol: ProtocolText, brief: Brief) -> str:
+def content(protocol: PromptFormat, brief: Brief) -> str:
     return "\n".join(message.content for message in protocol.open(brief))
 
 
@@ -162,7 +162,7 @@ def test_who_asks_goes_on_and_who_does_not_ends() -> None:
 
 def test_an_extension_carries_a_call() -> None:
     kernel = Kernel(
-        TASK, Rules(replace(LIMITS, total_tokens=900, turn_tokens=90), HERMES, WORDS).worded(TellTurns(1, 2))
+        TASK, Rules(replace(LIMITS, total_tokens=900, turn_tokens=90), HERMES, WORDS).with_variant(TellTurns(1, 2))
     )
     call = HERMES.render(Delegate((CloneRequest("Add."),)), "More turns: 1")
     kernel.play(ROOT, call, Usage(WORDS.count_text(call)))
@@ -219,16 +219,16 @@ def test_an_extension_is_no_longer_than_is_told() -> None:
 def test_a_board_needs_lines(protocol: str) -> None:
     for inner in (make_protocol(protocol), PlainTextProtocol(make_protocol(protocol))):
         with pytest.raises(ConfigError, match="TerseProtocol has no lines: it says a note by its number"):
-            Rules(LIMITS, inner, WORDS).worded(TellBoard())
+            Rules(LIMITS, inner, WORDS).with_variant(TellBoard())
 
 
-@pytest.mark.parametrize(("wording", "depth"), [(TellClones(), 2), (TellBoard(), 1), (None, 2)])
-def test_who_may_delegate_can_pay_for_a_clone(wording: Wording | None, depth: int) -> None:
+@pytest.mark.parametrize(("prompt_variant", "depth"), [(TellClones(), 2), (TellBoard(), 1), (None, 2)])
+def test_who_may_delegate_can_pay_for_a_clone(prompt_variant: PromptVariant | None, depth: int) -> None:
     """At every budget around the one from which on it can, before anything was posted and after."""
     found = set()
     for budget in range(200, 700, 3):
         limits = Limits(budget, turn_tokens=20, answer_reserve=2, reply_tokens=20, max_turns=5, max_depth=depth)
-        kernel = Kernel(TASK, Rules(limits, HERMES, WORDS).worded(wording))
+        kernel = Kernel(TASK, Rules(limits, HERMES, WORDS).with_variant(prompt_variant))
         for call in range(2):
             if kernel.done:
                 break
@@ -245,10 +245,10 @@ def test_the_smallest_call_is_priced_as_it_is_written() -> None:
     limits = replace(LIMITS, total_tokens=2000, reply_tokens=20, max_turns=5, max_depth=2)
     rules = Rules(limits, HERMES, WORDS)
     told = WORDS.count_text("You may start clones: at most 0 in all.")
-    assert rules.worded(TellClones()).smallest_call(0).total_tokens - rules.smallest_call(0).total_tokens == told
+    assert rules.with_variant(TellClones()).smallest_call(0).total_tokens - rules.smallest_call(0).total_tokens == told
     # A leaf is told nothing, and its parent's price knows.
-    assert rules.worded(TellClones()).smallest_call(1) == rules.smallest_call(1)
-    board = rules.worded(TellBoard())
+    assert rules.with_variant(TellClones()).smallest_call(1) == rules.smallest_call(1)
+    board = rules.with_variant(TellBoard())
     shown = board.smallest_call(0, {"post 1 of root.0": "odd"}).total_tokens - board.smallest_call(0).total_tokens
     assert shown == WORDS.count_text("\n\nDocument post 1 of root.0:\nodd")
 
@@ -275,21 +275,23 @@ def test_the_smallest_call_is_a_lower_bound_where_digits_are_counted() -> None:
     st.integers(40, 400),
     st.integers(0, 1000),
 )
-def test_prices_hold_under_every_wording(wording: Wording, budget: int, seed: int) -> None:
+def test_prices_hold_under_every_prompt_variant(prompt_variant: PromptVariant, budget: int, seed: int) -> None:
     """The kernel asserts that no message costs more than was reserved for it; records can be played again."""
     limits = Limits(total_tokens=budget, turn_tokens=40, answer_reserve=3, reply_tokens=4, max_turns=5, max_reads=2)
     task = replace(TASK, context={"B": "35", "C": "1"})
-    for protocol in (HERMES, TERSE)[: 1 if isinstance(wording, TellBoard) else 2]:
+    for protocol in (HERMES, TERSE)[: 1 if isinstance(prompt_variant, TellBoard) else 2]:
         rules = Rules(limits, protocol, WORDS)
 
         class Asks(RandomActor):
             def act(self, observation, rng):  # type: ignore[no-untyped-def]
                 return "More turns: 1\n" * bool(rng.integers(2)) + super().act(observation, rng)
 
-        (record,) = rollout([RolloutRequest("e", task, seed, wording=wording)], ScriptedPolicy(Asks(protocol)), rules)
+        (record,) = rollout(
+            [RolloutRequest("e", task, seed, prompt_variant=prompt_variant)], ScriptedPolicy(Asks(protocol)), rules
+        )
         assert record.cost.total_tokens <= budget
         assert all(len(agent.turns) <= 5 for agent in record.agents)
-        assert restore(record, rules.worded(pickle.loads(pickle.dumps(wording)))).done
+        assert restore(record, rules.with_variant(pickle.loads(pickle.dumps(prompt_variant)))).done
 
 
 def test_a_record_tells_another_wording_apart() -> None:
@@ -301,33 +303,33 @@ def test_a_record_tells_another_wording_apart() -> None:
 
     # Of equal prices, and of an episode in which a board has not been shown yet.
     for played, other in ((Tell(Note("Be quick.")), Tell(Note("Be short."))), (TellBoard(), None), (None, TellBoard())):
-        (record,) = rollout([RolloutRequest("e", TASK, 0, wording=played)], ScriptedPolicy(Answers()), rules)
-        assert record.wording == (() if played is None else (repr(played),))
+        (record,) = rollout([RolloutRequest("e", TASK, 0, prompt_variant=played)], ScriptedPolicy(Answers()), rules)
+        assert record.prompt_variant == (() if played is None else (repr(played),))
         assert from_json(to_json(record)) == record
-        assert restore(record, rules.worded(played)).done
-        said = {True: "no wording", False: "the wording Tell"}
+        assert restore(record, rules.with_variant(played)).done
+        said = {True: "no prompt variant", False: "the prompt variant Tell"}
         words = f"was played with {said[played is None]}.*, and these rules have {said[other is None]}"
         with pytest.raises(RecordError, match=words):
-            restore(record, rules.worded(other))
+            restore(record, rules.with_variant(other))
         replays = [Replay.of("e", {ROOT: Intervention.RESAMPLE})]
         with pytest.raises(RecordError, match=words):
-            play_replays([record], replays, ScriptedPolicy(Answers()), rules.worded(other))
-        (replayed,) = play_replays([record], replays, ScriptedPolicy(Answers()), rules.worded(played)).values()
-        assert replayed.record.wording == record.wording
+            play_replays([record], replays, ScriptedPolicy(Answers()), rules.with_variant(other))
+        (replayed,) = play_replays([record], replays, ScriptedPolicy(Answers()), rules.with_variant(played)).values()
+        assert replayed.record.prompt_variant == record.prompt_variant
 
 
 def test_records_from_before_wordings_were_named_are_restored_by_the_right_one() -> None:
     rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
     told = Tell(Note("Be quick."))
     for played, other in ((told, None), (None, told)):
-        record = build_record(Kernel(TASK, rules.worded(played)), {}, episode_id="e", seed=0)
+        record = build_record(Kernel(TASK, rules.with_variant(played)), {}, episode_id="e", seed=0)
         data = {key: value for key, value in to_json(record).items() if key != "wording"} | {"format": 4}
         earlier = from_json(data)
-        assert earlier == replace(record, wording=None)
+        assert earlier == replace(record, prompt_variant=None)
         assert from_json(to_json(earlier)) == earlier
-        assert restore(earlier, rules.worded(played)).done
+        assert restore(earlier, rules.with_variant(played)).done
         with pytest.raises(RecordError, match="these rules have"):
-            restore(record, rules.worded(other))
+            restore(record, rules.with_variant(other))
 
 
 def test_a_record_that_names_no_wording_is_told_apart_by_its_prices() -> None:
@@ -337,21 +339,21 @@ def test_a_record_that_names_no_wording_is_told_apart_by_its_prices() -> None:
         def act(self, observation: object, rng: object) -> str:
             return HERMES.render(Answer("7"))
 
-    (record,) = rollout([RolloutRequest("e", TASK, 0, wording=TellTurns(2))], ScriptedPolicy(Answers()), rules)
-    earlier = replace(record, wording=None)
-    assert restore(earlier, rules.worded(TellTurns(2))).done
-    with pytest.raises(RecordError, match="in the wording it was played with, which it does not name"):
+    (record,) = rollout([RolloutRequest("e", TASK, 0, prompt_variant=TellTurns(2))], ScriptedPolicy(Answers()), rules)
+    earlier = replace(record, prompt_variant=None)
+    assert restore(earlier, rules.with_variant(TellTurns(2))).done
+    with pytest.raises(RecordError, match="with the prompt variant that it does not name"):
         restore(earlier, rules)
 
 
 def test_rules_keep_their_names_under_other_limits() -> None:
-    worded = Rules(LIMITS, HERMES, WORDS).worded(Tell(Note("Be quick."))).worded(TellClones())
+    with_variant = Rules(LIMITS, HERMES, WORDS).with_variant(Tell(Note("Be quick."))).with_variant(TellClones())
     names = (repr(Tell(Note("Be quick."))), "TellClones()")
-    assert worded.under(replace(LIMITS, max_turns=0)).wording == worded.wording == names
+    assert with_variant.under(replace(LIMITS, max_turns=0)).prompt_variant == with_variant.prompt_variant == names
 
 
 class Calls:
-    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+    def __call__(self, protocol: PromptFormat) -> PromptFormat:
         return protocol
 
 
@@ -373,42 +375,44 @@ class Terse(Calls):
         return object.__repr__(self)
 
 
-@pytest.mark.parametrize("wording", [lambda protocol: protocol, Thawed(), TellClones, Note("Be quick.")])
-def test_a_wording_that_has_no_name_is_refused(wording: Wording) -> None:
-    with pytest.raises(ConfigError, match="the wording is .*; expected a frozen dataclass with __call__"):
-        Rules(LIMITS, HERMES, WORDS).worded(wording)
+@pytest.mark.parametrize("prompt_variant", [lambda protocol: protocol, Thawed(), TellClones, Note("Be quick.")])
+def test_a_prompt_variant_that_has_no_name_is_refused(prompt_variant: PromptVariant) -> None:
+    with pytest.raises(ConfigError, match="the prompt variant is .*; expected a frozen dataclass with __call__"):
+        Rules(LIMITS, HERMES, WORDS).with_variant(prompt_variant)
 
 
 @pytest.mark.parametrize(
     ("what", "place"), [(print, ""), (Path("a"), ""), ([1], ""), ((1, object()), r"\[1\]"), (Holds(print), ".what")]
 )
 def test_a_field_that_no_text_stands_for_is_refused(what: object, place: str) -> None:
-    with pytest.raises(ConfigError, match=f"^Holds.what{place} is .*, which names no wording in records; expected"):
-        Rules(LIMITS, HERMES, WORDS).worded(Holds(what))
+    with pytest.raises(
+        ConfigError, match=f"^Holds.what{place} is .*, which names no prompt variant in records; expected"
+    ):
+        Rules(LIMITS, HERMES, WORDS).with_variant(Holds(what))
 
 
 def test_a_name_says_every_field_whatever_its_class_prints() -> None:
     rules = Rules(LIMITS, HERMES, WORDS)
-    assert [rules.worded(Terse(i)).wording for i in (1, 2)] == [("Terse(hidden=1)",), ("Terse(hidden=2)",)]
-    assert rules.worded(Terse(1)) is rules.worded(Terse(1))
-    for wording in (TellTurns(1, 2), Tell(Note("It's.\n", 3)), Holds((1,)), Holds((1.5, None))):
-        assert rules.worded(wording).wording == (repr(wording),)
-    assert rules.worded(Holds(Role.ROOT)).wording == ("Holds(what=Role.ROOT)",)
+    assert [rules.with_variant(Terse(i)).prompt_variant for i in (1, 2)] == [("Terse(hidden=1)",), ("Terse(hidden=2)",)]
+    assert rules.with_variant(Terse(1)) is rules.with_variant(Terse(1))
+    for prompt_variant in (TellTurns(1, 2), Tell(Note("It's.\n", 3)), Holds((1,)), Holds((1.5, None))):
+        assert rules.with_variant(prompt_variant).prompt_variant == (repr(prompt_variant),)
+    assert rules.with_variant(Holds(Role.ROOT)).prompt_variant == ("Holds(what=Role.ROOT)",)
 
 
 def test_a_long_name_is_a_digest_in_records_and_in_messages() -> None:
     rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
     book, other = (Tell(Note("Check the units. " * 30 + end)) for end in ("a", "b"))
-    record = build_record(Kernel(TASK, rules.worded(book)), {}, episode_id="e", seed=0)
-    (name,) = record.wording
+    record = build_record(Kernel(TASK, rules.with_variant(book)), {}, episode_id="e", seed=0)
+    (name,) = record.prompt_variant
     assert re.fullmatch(r"Tell\(blake2b:[0-9a-f]{16}\)", name)
-    assert restore(record, rules.worded(book)).done
+    assert restore(record, rules.with_variant(book)).done
     # The digest is of what the name would be, and a record with that one is of the same episode.
-    written = replace(record, wording=(repr(book),))
-    assert restore(written, rules.worded(book)).done
+    written = replace(record, prompt_variant=(repr(book),))
+    assert restore(written, rules.with_variant(book)).done
     for found in (record, written):
         with pytest.raises(RecordError) as error:
-            restore(found, rules.worded(other))
+            restore(found, rules.with_variant(other))
         assert name in str(error.value)
         assert "Check" not in str(error.value)
 
@@ -416,8 +420,8 @@ def test_a_long_name_is_a_digest_in_records_and_in_messages() -> None:
 def test_a_name_of_the_longest_length_is_written_out() -> None:
     rules = Rules(LIMITS, HERMES, WORDS)
     for spare, whole in ((0, True), (1, False)):
-        wording = Holds("x" * (LONGEST_NAME - len("Holds(what='')") + spare))
-        assert (rules.worded(wording).wording == (repr(wording),)) == whole
+        prompt_variant = Holds("x" * (LONGEST_NAME - len("Holds(what='')") + spare))
+        assert (rules.with_variant(prompt_variant).prompt_variant == (repr(prompt_variant),)) == whole
 
 
 # Around one another
@@ -428,7 +432,7 @@ class Inside:
 
     note = None
 
-    def __init__(self, protocol: ProtocolText) -> None:
+    def __init__(self, protocol: PromptFormat) -> None:
         self.protocol = protocol
 
     def __getattr__(self, name: str) -> object:
@@ -440,18 +444,18 @@ class Inside:
 class HandsOn:
     """One that hands on whatever it is asked for."""
 
-    def __init__(self, protocol: ProtocolText) -> None:
+    def __init__(self, protocol: PromptFormat) -> None:
         self.protocol = protocol
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.protocol, name)
 
 
-AROUND: list[Wording] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside, HandsOn]  # type: ignore[list-item]
+AROUND: list[PromptVariant] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside, HandsOn]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("around", AROUND, ids=str)
-def test_turn_control_and_a_board_are_found_in_what_is_wrapped(around: Wording) -> None:
+def test_turn_control_and_a_board_are_found_in_what_is_wrapped(around: PromptVariant) -> None:
     limits = replace(LIMITS, total_tokens=2000, turn_tokens=90, reply_tokens=20, max_turns=5)
     rules = Rules(limits, around(TellBoard()(TellTurns(2, 1)(HERMES))), WORDS)
     kernel = Kernel(TASK, rules)
@@ -514,23 +518,23 @@ def test_the_environment_of_texts_keeps_both_and_has_room_for_them() -> None:
     assert len(transcript_text(last.messages)) <= env.observation_space("agent_20")["text"].max_length  # type: ignore[attr-defined]
 
 
-def test_a_wording_that_hides_what_there_is_says_so() -> None:
+def test_a_prompt_variant_that_hides_what_there_is_says_so() -> None:
     @dataclass(frozen=True)
     class Hidden:
-        def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        def __call__(self, protocol: PromptFormat) -> PromptFormat:
             return HERMES
 
     rules = Rules(LIMITS, HERMES, WORDS)
-    for wording, kind in ((TellTurns(2), "ControlsTurns"), (TellBoard(), "KeepsBoard")):
-        with pytest.raises(ConfigError, match=f"hides the {kind} of what it stands around; .* attribute protocol"):
-            rules.worded(wording).worded(Hidden())
+    for prompt_variant, kind in ((TellTurns(2), "ControlsTurns"), (TellBoard(), "KeepsBoard")):
+        with pytest.raises(ConfigError, match=f"hides the {kind} of the protocol that it wraps; .* attribute protocol"):
+            rules.with_variant(prompt_variant).with_variant(Hidden())
 
 
-@pytest.mark.parametrize("wording", [TellTurns(2), TellBoard()])
-def test_what_is_told_once_is_told_once(wording: Wording) -> None:
-    rules = Rules(LIMITS, HERMES, WORDS).worded(wording).worded(TellClones())
+@pytest.mark.parametrize("prompt_variant", [TellTurns(2), TellBoard()])
+def test_what_is_told_once_is_told_once(prompt_variant: PromptVariant) -> None:
+    rules = Rules(LIMITS, HERMES, WORDS).with_variant(prompt_variant).with_variant(TellClones())
     with pytest.raises(ConfigError, match="leave one of the two out"):
-        rules.worded(wording)
+        rules.with_variant(prompt_variant)
 
 
 # A board
@@ -547,7 +551,7 @@ def user(kernel: Kernel, child: int) -> str:
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_a_post_is_seen_when_its_whole_call_has_joined(order: tuple[int, int]) -> None:
     rules = Rules(replace(LIMITS, total_tokens=2000, reply_tokens=20, max_turns=5), HERMES, WORDS)
-    kernel, plain = Kernel(TASK, rules.worded(TellBoard(posts=2))), Kernel(TASK, rules)
+    kernel, plain = Kernel(TASK, rules.with_variant(TellBoard(posts=2))), Kernel(TASK, rules)
     texts = {0: "Answer: 5\npost: 2 + 3 is 5", 1: "Answer: 1\npost: B is odd\npost: 2 + 3 is 5", 2: "Answer: no"}
     for game in (kernel, plain):
         call(game, "Add.")

@@ -1,7 +1,7 @@
-"""What is said around a protocol: one thing to every agent, its clones, its turns, a board.
+"""Prompt variants: notes that are added to an agent's prompt, its number of clones or turns, and a board of notes.
 
-A wording is a value that makes of a protocol one that says more (`protocol.Wording`). It works with every protocol that
-has `note`: a chat model reads the sentence, the embedded model the number.
+A prompt variant takes a protocol and returns one that says more (`protocol.PromptVariant`). It works with every
+protocol that has `note`: a chat model reads the sentence, the embedded model reads the number.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from selfcest_env.protocol import (
     ControlsTurns,
     KeepsBoard,
     Note,
-    ProtocolText,
+    PromptFormat,
     Reply,
-    layers,
-    noted,
-    offered,
+    find_capability,
+    iter_layers,
+    with_note,
 )
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, Size
@@ -30,14 +30,14 @@ from selfcest_env.types import Action, AgentId, Fault, Message, Role
 
 
 @dataclass(frozen=True)
-class Around:
+class ProtocolDecorator:
     """A protocol that says what another says: the base of those that say more.
 
     Attributes:
-        protocol: that one, where `protocol.offered` finds what it offers besides.
+        protocol: that one, where `protocol.find_capability` finds what it offers besides.
     """
 
-    protocol: ProtocolText
+    protocol: PromptFormat
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
         return self.protocol.open(brief)
@@ -52,7 +52,7 @@ class Around:
         return self.protocol.fault(fault)
 
     def note(self, message: Message, note: Note) -> Message:
-        return noted(self.protocol, message, note)
+        return with_note(self.protocol, message, note)
 
     def neutralise(self, reply: str) -> str:
         return self.protocol.neutralise(reply)
@@ -64,16 +64,16 @@ class Around:
         return self.protocol.render(action, thought)
 
 
-def told(protocol: ProtocolText, opening: tuple[Message, ...], note: Note) -> tuple[Message, ...]:
+def told(protocol: PromptFormat, opening: tuple[Message, ...], note: Note) -> tuple[Message, ...]:
     """An agent's first messages with a note in the first of them."""
     first, *rest = opening
-    return noted(protocol, first, note), *rest
+    return with_note(protocol, first, note), *rest
 
 
-def _alone(wording: object, protocol: ProtocolText, kind: type) -> None:
+def _alone(prompt_variant: object, protocol: PromptFormat, kind: type) -> None:
     """Raise `ConfigError` if the protocol is of that kind already: agents would be told two things."""
-    if (other := offered(protocol, kind)) is not None:
-        raise ConfigError(f"{wording!r} stands around {other!r}, which says another; leave one of the two out")
+    if (other := find_capability(protocol, kind)) is not None:
+        raise ConfigError(f"{prompt_variant!r} stands around {other!r}, which says another; leave one of the two out")
 
 
 # One thing to every agent
@@ -82,17 +82,17 @@ def _alone(wording: object, protocol: ProtocolText, kind: type) -> None:
 @stored_as("Tell", root="root", clone="clone")
 @dataclass(frozen=True)
 class Tell:
-    """A wording: a note to the root and one to every clone, when they start; `None`: none."""
+    """A prompt variant: a note to the root and one to every clone, when they start; `None`: none."""
 
     root: Note | None = None
     clone: Note | None = None
 
-    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+    def __call__(self, protocol: PromptFormat) -> PromptFormat:
         return _Told(protocol, self)
 
 
 @dataclass(frozen=True)
-class _Told(Around):
+class _Told(ProtocolDecorator):
     said: Tell
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
@@ -106,14 +106,14 @@ class _Told(Around):
 @stored_as("TellClones")
 @dataclass(frozen=True)
 class TellClones:
-    """A wording: who may delegate is told how many clones its account pays for, subtree included."""
+    """A prompt variant: who may delegate is told how many clones its account pays for, subtree included."""
 
-    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+    def __call__(self, protocol: PromptFormat) -> PromptFormat:
         return _ClonesTold(protocol)
 
 
 @dataclass(frozen=True)
-class _ClonesTold(Around):
+class _ClonesTold(ProtocolDecorator):
     def open(self, brief: Brief) -> tuple[Message, ...]:
         opening = self.protocol.open(brief)
         if not brief.can_delegate or brief.clones is None:
@@ -141,7 +141,7 @@ class TerseClonesProtocol(_ClonesTold):
 @stored_as("TellTurns", turns="turns", extension="extension", reminders="reminders")
 @dataclass(frozen=True)
 class TellTurns(Checked):
-    """A wording: how many turns an agent has, and after every turn how many are left.
+    """A prompt variant: how many turns an agent has, and after every turn how many are left.
 
     Attributes:
         turns: without asking.
@@ -154,7 +154,7 @@ class TellTurns(Checked):
     extension: Size = 0
     reminders: bool = True
 
-    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+    def __call__(self, protocol: PromptFormat) -> PromptFormat:
         _alone(self, protocol, ControlsTurns)
         return _TurnsTold(protocol, self.turns, self.extension, self.reminders)
 
@@ -163,7 +163,7 @@ _ASK = re.compile(r"^More turns: ?([0-9]{1,4})", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class _TurnsTold(Around):
+class _TurnsTold(ProtocolDecorator):
     """See `ControlsTurns`."""
 
     turns: int
@@ -182,7 +182,7 @@ class _TurnsTold(Around):
     def remind(self, message: Message, left: int) -> Message:
         if not self.reminders:
             return message
-        return noted(self.protocol, message, Note(f"You have {_turns(left)} left.", left))
+        return with_note(self.protocol, message, Note(f"You have {_turns(left)} left.", left))
 
 
 def _turns(number: int) -> str:
@@ -195,7 +195,7 @@ def _turns(number: int) -> str:
 @stored_as("TellBoard", posts="posts")
 @dataclass(frozen=True)
 class TellBoard(Checked):
-    """A wording: clones may leave notes, which clones of their parent's later calls are shown as documents.
+    """A prompt variant: clones may leave notes, which clones of their parent's later calls are shown as documents.
 
     A note is a line `post: ...` of a clone's reply. Its parent reads it in the reply; who comes later pays for it as it
     does for any document. No clone sees a note of its own call, so nothing it sees depends on a running sibling. It
@@ -207,11 +207,11 @@ class TellBoard(Checked):
 
     posts: Count = 8
 
-    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+    def __call__(self, protocol: PromptFormat) -> PromptFormat:
         _alone(self, protocol, KeepsBoard)
         invited = told(protocol, protocol.open(Brief(Role.CLONE, "")), _INVITED)
         if not any(_INVITED.text in message.content for message in invited):
-            *_, innermost = layers(protocol)
+            *_, innermost = iter_layers(protocol)
             raise ConfigError(
                 f"a board is kept in lines 'post: ...', and {type(innermost).__name__} has no lines: it says a note by "
                 "its number; play without a board, or by a protocol of sentences such as hermes"
@@ -224,7 +224,7 @@ _INVITED = Note("After your answer you may write lines 'post: ...', for clones t
 
 
 @dataclass(frozen=True)
-class _BoardTold(Around):
+class _BoardTold(ProtocolDecorator):
     """See `KeepsBoard`."""
 
     posts: int
