@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import logging
 import math
@@ -11,11 +12,13 @@ import random
 import re
 import threading
 import warnings
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote, unquote
 
 import httpx2
 
@@ -33,6 +36,9 @@ LONGEST_TOKEN = 256  # characters; vocabularies hold runs of 128 spaces
 MASKED_KEY = 16  # characters; shorter keys are placeholders, as EMPTY, which answers may hold as words
 # A config of a stranger may name a variable, and has its value sent to a server of theirs.
 KEY_VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*_)?API_KEY|SELFCEST_[A-Z0-9_]+")
+# Providers name the version of a hosted model by a date, as -2026-05-01, -20260501, @20260501 and -0501.
+_DATE = re.compile(r"[-@](?:20[0-9]{2}(?P<dash>-?))?(?:0[1-9]|1[0-2])(?(dash)(?P=dash))(?:0[1-9]|[12][0-9]|3[01])")
+_JSON_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 REACH_S = 10.0  # for a connection, at the start
 HEAD_S = 2.0  # for what is said to it: a server that is busy is there all the same
 _UNREACHED = (
@@ -134,6 +140,7 @@ class Client(Generic[T]):
         self.config = config
         self.counts = ServerCounts()
         self._key = _read_key(config.api_key_variable)
+        self._spellings = _spellings(self._key)
         _warn_of_plain_http(config.base_url)
         self._http = httpx2.AsyncClient(
             base_url=config.base_url.rstrip("/") + "/",
@@ -264,27 +271,44 @@ class Client(Generic[T]):
         except httpx2.HTTPError as error:
             # Without its cause, which a trace would show: it quotes the server, and the server may quote the key.
             raise InfrastructureError(self._masked(f"{type(error).__name__}: {error}")) from None
-        said = self._masked(body[: 8 * EXCERPT].decode(errors="replace"))[:EXCERPT]
         if response.status_code in RETRIED_STATUS or response.status_code >= 500:
-            busy = _Busy(f"status {response.status_code}: {said!r}")
+            busy = _Busy(f"status {response.status_code}: {self._excerpt(body)!r}")
             busy.seconds = _seconds(response.headers.get("retry-after"))
             raise busy
         if not response.is_success:
             raise PolicyError(
-                f"{response.url} answered {response.status_code} for model {self.config.model!r}: {said!r}; it will "
+                f"{response.url} answered {response.status_code} for model {self.config.model!r}: "
+                f"{self._excerpt(body)!r}; it will "
                 "not take this request however often it is sent"
             )
         try:
             answer = json.loads(body)
-            if len(self._key) >= MASKED_KEY and self._key in (text := json.dumps(answer, ensure_ascii=False)):
-                answer = json.loads(self._masked(text))
+            if len(self._key) >= MASKED_KEY:
+                text = json.dumps(answer, ensure_ascii=False)
+                masked = self._masked(text)
+                if masked != text:
+                    answer = json.loads(masked)
             return answer
         except (ValueError, RecursionError) as error:  # no JSON, or nested deeper than can be read
-            raise InfrastructureError(f"an answer that is no JSON: {said!r} ({type(error).__name__})") from error
+            raise InfrastructureError(
+                f"an answer that is no JSON: {self._excerpt(body)!r} ({type(error).__name__})"
+            ) from error
 
     def _masked(self, text: str) -> str:
         """A text of the server without the key: a server may echo the header, and errors are printed and logged."""
-        return text.replace(self._key, "[key]") if self._key else text
+        for spelling in self._spellings:
+            text = text.replace(spelling, "[key]")
+        return text
+
+    def _excerpt(self, body: bytes) -> str:
+        """The beginning of an answer. It is cut after the key is masked, so that no part of the key is left."""
+        text = self._masked(body.decode(errors="replace"))
+        for decode in (_decode_json_escapes, unquote, html.unescape):
+            decoded = decode(text)
+            masked = self._masked(decoded)
+            if masked != decoded:  # the key stood there in other letters
+                text = masked
+        return text[:EXCERPT]
 
     def _delay(self, name: str, attempt: int, asked: float) -> float:
         config = self.config
@@ -306,6 +330,28 @@ def _read_key(variable: str) -> str:
             "expected a key of printable ASCII characters: set it again"
         )
     return key
+
+
+def _decode_json_escapes(text: str) -> str:
+    return _JSON_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def _spellings(key: str) -> tuple[str, ...]:
+    """The ways in which an answer may spell a key, longest first: plain, escaped, or in Base64.
+
+    A short key is a placeholder, and only its own spelling counts.
+    """
+    if len(key) < MASKED_KEY:
+        return (key,) if key else ()
+    spellings = {key, quote(key), quote(key, safe=""), html.escape(key), key.replace("/", "\\/"), key.encode().hex()}
+    # In Base64 the letters of a key depend on how many bytes come before it, as in "Bearer KEY" or "user:KEY". The
+    # first and last letters hold bits of its neighbours too, and are left out.
+    for before in range(3):
+        data = bytes(before) + key.encode()
+        first = (0, 2, 3)[before]
+        whole = slice(first, len(data) * 8 // 6)
+        spellings |= {b64encode(data)[whole].decode(), urlsafe_b64encode(data)[whole].decode()}
+    return tuple(sorted(spellings, key=lambda spelling: (-len(spelling), spelling)))
 
 
 def _warn_of_plain_http(base_url: str) -> None:
@@ -333,13 +379,23 @@ def _doubts(answer: Any, model: object, grant: int | None) -> ServerCounts:
     """What an answer says of itself that is not as it was asked."""
     named = answer.get("model")
     fault = usage_fault(answer, grant)
-    other = named is not None and named != model
+    other = named is not None and not is_version_of(named, model)
     return ServerCounts(
         other_model=int(other),
         false_usage=int(bool(fault)),
         first_model=excerpt(named) if other else "",
         first_usage=fault,
     )
+
+
+def is_version_of(named: object, model: object) -> bool:
+    """Whether a server's name for a model is the one asked for, or that with a date: `gpt-x-2026-05-01` for `gpt-x`."""
+    if named == model:
+        return True
+    if not isinstance(named, str) or not isinstance(model, str):
+        return False
+    alias = model.removesuffix("-latest")
+    return named.startswith(alias) and _DATE.fullmatch(named[len(alias) :]) is not None
 
 
 def usage_fault(answer: Mapping[str, Any], grant: int | None) -> str:
