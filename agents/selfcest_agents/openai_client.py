@@ -300,7 +300,7 @@ class Client(Generic[T]):
             text = text.replace(spelling, "[key]")
         return text
 
-    def _excerpt(self, body: bytes) -> str:
+    def _excerpt(self, body: bytes | bytearray) -> str:
         """The beginning of an answer. It is cut after the key is masked, so that no part of the key is left."""
         text = self._masked(body.decode(errors="replace"))
         for decode in (_decode_json_escapes, unquote, html.unescape):
