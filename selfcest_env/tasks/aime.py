@@ -1,4 +1,4 @@
-"""AIME: competition problems whose answer is an integer from 0 to 999, once one of two."""
+"""AIME: competition problems whose answer is an integer from 0 to 999. One problem has two right answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _Year = Annotated[int, Between(1983, 2999)]
 
 @dataclass(frozen=True)
 class AIME(FileSource):
-    """The CSV of 1983 to 2024 (`ID,Year,Problem Number,Question,Answer,Part`) and the JSON lines of 2024 and 2025.
+    """Source of the CSV of 1983 to 2024 (`ID,Year,Problem Number,Question,Answer,Part`) or JSON lines of 2024 and 2025.
 
-    JSON lines have `problem`, `answer` and sometimes `id`, `year`. "080 or 081 (both were accepted)" has the truth 80
-    and the alias 81. Metadata: `year` and `drawing`. Grader: `number`.
+    JSON lines have `problem`, `answer` and sometimes `id` and `year`. The answer "080 or 081 (both were accepted)" is
+    the truth 80 with the alias 81. The metadata hold `year` and `drawing`. The grader is `number`.
 
     Attributes:
-        first_year, last_year: both included. A record without a year is an error if one of them is set.
+        first_year, last_year: range of years, both included. If one is set, a record without a year is an error.
         drawings: whether to keep problems with a drawing in Asymptote code.
     """
 
@@ -43,18 +43,19 @@ class AIME(FileSource):
 
     def read(self, record: Record) -> Task | None:
         question = record.text("Question" if record.has("Question") else "problem")
-        year, drawing = self._year(record), DRAWING in question
-        early = self.first_year is not None and year is not None and year < self.first_year
-        late = self.last_year is not None and year is not None and year > self.last_year
-        if early or late or (drawing and not self.drawings):
+        year = self._read_year(record)
+        has_drawing = DRAWING in question
+        is_early = self.first_year is not None and year is not None and year < self.first_year
+        is_late = self.last_year is not None and year is not None and year > self.last_year
+        if is_early or is_late or (has_drawing and not self.drawings):
             return None
-        answer, *others = _answers(record)
-        facts: dict[str, Scalar] = {"drawing": drawing}
+        answer, *aliases = _read_answers(record)
+        facts: dict[str, Scalar] = {"drawing": has_drawing}
         if year is not None:
             facts["year"] = year
-        return self.make(record, question, answer, None, tuple(others), **facts)
+        return self.make(record, question, answer, None, tuple(aliases), **facts)
 
-    def _year(self, record: Record) -> int | None:
+    def _read_year(self, record: Record) -> int | None:
         key = "Year" if record.has("Year") else "year"
         if not record.has(key):
             if self.first_year is None and self.last_year is None:
@@ -66,8 +67,8 @@ class AIME(FileSource):
         return int(year)
 
 
-def _answers(record: Record) -> list[str]:
-    """All accepted answers, without leading zeros."""
+def _read_answers(record: Record) -> list[str]:
+    """Return all accepted answers, without leading zeros."""
     key = "Answer" if record.has("Answer") else "answer"
     value = record.data.get(key)
     match = _ANSWERS.fullmatch(str(value).strip()) if isinstance(value, (str, int)) else None

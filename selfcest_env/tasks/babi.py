@@ -1,4 +1,4 @@
-"""bAbI tasks: small stories in statements, and questions about them (CC BY 3.0)."""
+"""bAbI: short stories of simple statements, and questions about them (CC BY 3.0)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LINE = re.compile(r"([0-9]+) (.*)")
 
 @dataclass(frozen=True)
 class Babi(FileSource):
-    """The official text files (`ID text`, or `ID question TAB answer TAB ids`); every question is a task.
+    """Source of the official text files (`ID text`, or `ID question TAB answer TAB ids`). Every question is a task.
 
-    Its documents are the statements before it, in parts. Metadata: `facts` (which of the statements are needed, from 0)
-    and `support` (keys of the parts in which these stand), as JSON lists. The expert knows where people and things are
-    and were (tasks 1, 2, 3, 6) and gives up on all other questions.
+    The documents of a task are the statements before the question, in parts. The metadata hold two JSON lists: `facts`,
+    the indices from 0 of the statements that the question needs, and `support`, the keys of the parts with these
+    statements. The expert answers the questions about places (tasks 1, 2, 3, 6) and gives up on all others.
 
     Attributes:
-        statements_per_document: length of a part.
+        statements_per_document: number of statements of a part.
     """
 
     name: ClassVar[str] = "babi"
@@ -60,7 +60,7 @@ class Babi(FileSource):
         )
 
     def identity(self, task: Task) -> str:
-        """A digest of the question with its story: `Where is Mary?` alone is no problem."""
+        """Return a digest of the question and its story, because `Where is Mary?` occurs in many stories."""
         text = squeeze(" ".join((*task.context.values(), task.prompt)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -72,42 +72,44 @@ class Babi(FileSource):
 
 
 def group_statements(statements: tuple[str, ...], length: int) -> dict[str, str]:
-    """Documents `part 1`, `part 2`, ... of so many statements each."""
+    """Return documents `part 1`, `part 2`, ... with `length` statements each."""
     starts = range(0, len(statements), length)
     return {f"part {i}": " ".join(statements[start : start + length]) for i, start in enumerate(starts, 1)}
 
 
 def find_document_keys(places: Iterable[int], length: int) -> list[str]:
-    """Keys of the parts of this length in which the sentences at these places, from 0, stand."""
+    """Return the keys of the parts of this length that contain the statements at these places, from 0."""
     return list(dict.fromkeys(f"part {place // length + 1}" for place in places))
 
 
 def _read_stories(file: Path) -> Iterator[Record]:
-    """A record per question, numbered by its line, with the statements of its story so far."""
+    """Yield a record for each question, numbered by its line, with the statements of its story so far."""
     story: list[str] = []
-    by_id: dict[str, int] = {}
+    index_by_id: dict[str, int] = {}  # index of each statement in the story
     for number, line in enumerate(read_text(file).splitlines(), 1):
         if not line.strip():
             continue
         match = _LINE.fullmatch(line)
         if match is None:
             raise DataError(f"{file}, line {number}: {line[:60]!r}; expected a number, a space and a text")
+        # The ids start again with each story.
         if match[1] == "1":
-            story, by_id = [], {}
+            story = []
+            index_by_id = {}
         text, *rest = match[2].split("\t")
         if not rest:
-            if match[1] in by_id:
+            if match[1] in index_by_id:
                 raise DataError(f"{file}, line {number}: {line[:60]!r}; a statement of this story has that number")
-            by_id[match[1]] = len(story)
+            index_by_id[match[1]] = len(story)
             story.append(text.strip())
         elif len(rest) == 2 and rest[0].strip():
-            unknown = [fact for fact in rest[1].split() if fact not in by_id]
+            unknown = [fact for fact in rest[1].split() if fact not in index_by_id]
             if unknown:
                 raise DataError(
                     f"{file}, line {number}: supporting fact {unknown[0][:20]!r} is no statement before the question"
                 )
-            facts = [by_id[fact] for fact in rest[1].split()]
-            found = {"question": text.strip(), "answer": rest[0].strip(), "story": list(story), "facts": facts}
-            yield Record(str(file), number, found, unit="line")
+            facts = [index_by_id[fact] for fact in rest[1].split()]
+            data = {"question": text.strip(), "answer": rest[0].strip(), "story": list(story), "facts": facts}
+            yield Record(str(file), number, data, unit="line")
         else:
             raise DataError(f"{file}, line {number}: {line[:60]!r}; expected question, answer and ids between tabs")

@@ -1,4 +1,4 @@
-"""Sources with finitely many tasks, read from files: what they share, and how they are split."""
+"""The base class of sources that read a finite set of tasks from files, with their split into parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_SEED = 2**63 - 1
 
 @runtime_checkable
 class FiniteSource(Identifies, Protocol):
-    """A source whose tasks can be counted, for evaluation on a whole set and for leak checks."""
+    """A source that can list all its tasks, for evaluation on a whole set and for contamination checks."""
 
     def draw(self, rng: np.random.Generator) -> Task: ...
 
@@ -38,38 +38,43 @@ class FiniteSource(Identifies, Protocol):
 
 
 def squeeze(text: str) -> str:
-    """Letters and digits alone, in lower case: what is left of a question when spelling does not count."""
+    """Return only the letters and digits of a text, in lower case, so that typesetting does not matter."""
     return "".join(char for char in unicodedata.normalize("NFKC", text).casefold() if char.isalnum())
 
 
 def identity_part(identity: str, test_fraction: float, seed: int = 0) -> str:
-    """The part a problem belongs to: a function of its identity and the seed alone."""
+    """Return the part of a problem, which depends only on its identity and the seed."""
     digest = hashlib.blake2b(f"{seed}:{identity}".encode(), digest_size=8)
     return TEST if int.from_bytes(digest.digest(), "big") < test_fraction * 2**64 else TRAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Instead of a record's task: why there is none, though no option leaves it out, and where (the record itself)."""
+    """The result for a record that has no task, although no option leaves it out.
 
-    why: str
-    where: str = ""
+    Attributes:
+        reason: why the record has no task.
+        place: file and record.
+    """
+
+    reason: str
+    place: str = ""
 
 
 @dataclass(frozen=True)
 class FileSource(Checked):
-    """Tasks read from a file, a folder or the hub; draws are uniform, with replacement.
+    """Source of tasks from a file, a folder or the hub. Draws are uniform, with replacement.
 
-    A subclass gives `name` and `read`. Files are read at the first draw, so a config may name files that are not there
+    A subclass defines `name` and `read`. Files are read at the first draw, so a config may name files that do not exist
     yet.
 
     Attributes:
-        path: a file, a folder, or `hub:OWNER/NAME[/CONFIG][:SPLIT]`; environment variables are expanded.
-        part: "all", or "train" or "test" of a split by question: tasks that ask the same are in the same part.
-        test_fraction: share of the questions that are in the part "test".
-        split_seed: another seed is another split.
-        limit: keep only so many tasks, the first of the part.
-        skip_faulty: leave out and count records that are not what they should be, rather than stop at the first.
+        path: a file, a folder, or `hub:OWNER/NAME[/CONFIG][:SPLIT]`. Environment variables are expanded.
+        part: "all", or "train" or "test" of a split by question. Tasks that ask the same question are in the same part.
+        test_fraction: share of the questions in the part "test".
+        split_seed: random seed of the split.
+        limit: maximum number of tasks; the first ones of the part are kept.
+        skip_faulty: whether to leave out and count faulty records. Otherwise the first one raises.
     """
 
     name: ClassVar[str]
@@ -82,9 +87,13 @@ class FileSource(Checked):
     skip_faulty: bool = False
 
     def read(self, record: Record) -> Task | Skipped | None:
-        """The task of a record, made by `make`, or why there is none; `None` if an option leaves it out.
+        """Return the task of a record, built by `make`.
 
-        What is wrong with a record is a `DataError` that names it (`record.mismatch`, `record.error`).
+        Returns:
+            The task; `Skipped` if the record has none; `None` if an option leaves it out.
+
+        Raises:
+            DataError: the record is faulty. `record.mismatch` and `record.error` build this error.
         """
         raise NotImplementedError(f"{type(self).__name__} has no read(record)")
 
@@ -95,7 +104,7 @@ class FileSource(Checked):
         return squeeze(task.prompt)
 
     def tasks(self) -> tuple[Task, ...]:
-        """All tasks of the part, in the order of the file. Raises `DataError` if the file is not what it should be."""
+        """Return all tasks of the part, in the order of the file. Raises `DataError` for a faulty file."""
         return self._tasks
 
     def __len__(self) -> int:
@@ -114,7 +123,7 @@ class FileSource(Checked):
         /,
         **metadata: Scalar,
     ) -> Task:
-        """A task that says where it comes from: file, its digest, the record's number, and the split."""
+        """Return a task whose metadata name its origin: the file, its digest, the record's number, and the split."""
         origin: dict[str, Scalar] = {
             "file": record.file if record.file.startswith(HUB) else PurePath(record.file).name,
             "file_digest": self.digest,
@@ -130,7 +139,7 @@ class FileSource(Checked):
 
     @property
     def skipped(self) -> Mapping[str, tuple[str, ...]]:
-        """Why records were left out for what they are, and where they stand; those after `limit` were not read."""
+        """The places of the records that have no task, by reason. Records after `limit` are not read."""
         return self._loaded[1]
 
     @property
@@ -141,17 +150,20 @@ class FileSource(Checked):
     def _loaded(self) -> tuple[tuple[Task, ...], Mapping[str, tuple[str, ...]]]:
         skipped: dict[str, tuple[str, ...]] = {}
 
-        def read() -> Iterator[Task]:
-            for found in self._found():
-                if isinstance(found, Skipped):
-                    skipped[found.why] = (*skipped.get(found.why, ()), found.where)
-                elif found is not None and self.part in (ALL, self._part(found)):
-                    yield found
+        def tasks_of_part() -> Iterator[Task]:
+            for result in self._read_all():
+                if isinstance(result, Skipped):
+                    skipped[result.reason] = (*skipped.get(result.reason, ()), result.place)
+                elif result is not None and self.part in (ALL, self._part(result)):
+                    yield result
 
-        tasks = tuple(islice(read(), self.limit))
-        for why, places in skipped.items():
-            shown = "; ".join(places[:3]) + ("; ..." if len(places) > 3 else "")
-            warnings.warn(f"{self.name}: left out {len(places)} records of {self.path}: {why} ({shown})", stacklevel=3)
+        # Nothing after the last task within the limit is read, so faults there do not raise.
+        tasks = tuple(islice(tasks_of_part(), self.limit))
+        for reason, places in skipped.items():
+            examples = "; ".join(places[:3]) + ("; ..." if len(places) > 3 else "")
+            warnings.warn(
+                f"{self.name}: left out {len(places)} records of {self.path}: {reason} ({examples})", stacklevel=3
+            )
         if not tasks:
             raise TaskError(
                 f"{self.name}: no task in {self.path} with part = {self.part!r} and test_fraction = "
@@ -159,26 +171,28 @@ class FileSource(Checked):
             )
         return tasks, skipped
 
-    def _found(self) -> Iterator[Task | Skipped | None]:
-        """What becomes of the records: of each its task, if its id is new."""
-        ids: dict[str, str] = {}
+    def _read_all(self) -> Iterator[Task | Skipped | None]:
+        """Yield the result of `read` for every record, and check that ids are unique."""
+        place_by_id: dict[str, str] = {}
 
-        def read(record: Record) -> Task | Skipped | None:
-            found = self.read(record)
-            if isinstance(found, Task) and "id" in found.metadata:
-                name = str(found.metadata["id"])
-                if name in ids:
-                    raise record.error("id", f"is {shorten_repr(name)}, as in {ids[name]}; expected one of its own")
-                ids[name] = record.place
-            return found
+        def read_unique(record: Record) -> Task | Skipped | None:
+            task = self.read(record)
+            if isinstance(task, Task) and "id" in task.metadata:
+                task_id = str(task.metadata["id"])
+                if task_id in place_by_id:
+                    raise record.error(
+                        "id", f"is {shorten_repr(task_id)}, as in {place_by_id[task_id]}; expected a unique id"
+                    )
+                place_by_id[task_id] = record.place
+            return task
 
         for record in self.records():
-            yield self._guarded(record, read)
+            yield self._call_guarded(read_unique, record)
 
-    def _guarded(self, record: Record, read: Callable[[Record], T]) -> T | Skipped:
-        """What `read` makes of a record; what is wrong with it names its place, and is skipped where that is asked."""
+    def _call_guarded(self, read: Callable[[Record], T], record: Record) -> T | Skipped:
+        """Return `read(record)`. Every error names the record, and `skip_faulty` turns it into `Skipped`."""
         try:
-            found = read(record)
+            result = read(record)
         except DataError as error:
             if not self.skip_faulty:
                 raise
@@ -187,7 +201,7 @@ class FileSource(Checked):
             raise
         except (ValueError, RecursionError) as error:
             raise DataError(f"{record.place}: cannot be read: {type(error).__name__}: {error}") from error
-        return replace(found, where=found.where or record.place) if isinstance(found, Skipped) else found
+        return replace(result, place=result.place or record.place) if isinstance(result, Skipped) else result
 
     def _part(self, task: Task) -> str:
         return identity_part(self.identity(task), self.test_fraction, self.split_seed)

@@ -12,22 +12,25 @@ from selfcest_env.tasks.finite import FileSource
 from selfcest_env.types import Task
 
 _GOLD = re.compile(r"-?[0-9]+(?:,[0-9]{3})*")
-_MARK, _STEP = "####", "<<"
+_ANSWER_MARK = "####"
+_CALCULATION_MARK = "<<"
 
 
 @dataclass(frozen=True)
 class GSM8K(FileSource):
-    """The official JSON lines, and the layout of the hub, which is the same: `question`, `answer`.
+    """Source of the official JSON lines with `question` and `answer`. The hub has the same layout.
 
-    The truth is the integer after the last `####`, without thousands commas. Metadata: `steps`, calculations of the
-    official solution. Grader: `number`.
+    The truth is the integer after the last `####`, without thousands commas. The metadata key `steps` is the number of
+    calculations in the official solution. The grader is `number`.
     """
 
     name: ClassVar[str] = "gsm8k"
 
     def read(self, record: Record) -> Task:
         solution = record.text("answer")
-        gold = solution.rpartition(_MARK)[2].strip() if _MARK in solution else ""
+        gold = solution.rpartition(_ANSWER_MARK)[2].strip() if _ANSWER_MARK in solution else ""
         if not _GOLD.fullmatch(gold) or len(gold) > MAX_CHARACTERS:
-            raise record.mismatch("answer", f"a solution that ends in {_MARK!r} and an integer that graders read")
-        return self.make(record, record.text("question"), gold.replace(",", ""), steps=solution.count(_STEP))
+            expected = f"a solution that ends in {_ANSWER_MARK!r} and an integer of at most {MAX_CHARACTERS} characters"
+            raise record.mismatch("answer", expected)
+        num_steps = solution.count(_CALCULATION_MARK)
+        return self.make(record, record.text("question"), gold.replace(",", ""), steps=num_steps)

@@ -28,15 +28,15 @@ _LEVEL = re.compile(r"Level ([1-5?])")
 
 @dataclass(frozen=True)
 class Math(FileSource):
-    r"""The official folder (a file a problem), the hub's layout, and MATH-500's JSON lines.
+    r"""Source of the official folder (one file per problem), the hub's layout, or the JSON lines of MATH-500.
 
-    MATH has `problem`, `level` ("Level 5"), `type` and `solution`, whose last `\boxed{}` is the truth; MATH-500 has
-    `level` as an integer, `subject` and `answer`. Metadata: `level` (left out if it is "Level ?"), `subject`,
-    `drawing`. Grader: `math`. Records whose last box is empty, as two of the official training set, are skipped.
+    MATH has `problem`, `level` ("Level 5"), `type` and `solution`, whose last `\boxed{}` is the truth. MATH-500 has
+    `level` as an integer, `subject` and `answer`. The metadata hold `subject`, `drawing`, and `level` unless it is
+    "Level ?". The grader is `math`. Records whose last box is empty are skipped; the official training set has two.
 
     Attributes:
-        levels: 1 to 5; all if empty. `[5]` is what the hub calls MATH-Hard.
-        subjects: all if empty.
+        levels: levels to keep, 1 to 5. Empty means all. `[5]` is the set that the hub calls MATH-Hard.
+        subjects: subjects to keep. Empty means all.
         drawings: whether to keep problems with a drawing in Asymptote code.
     """
 
@@ -47,20 +47,22 @@ class Math(FileSource):
     drawings: bool = True
 
     def read(self, record: Record) -> Task | Skipped | None:
-        problem, level = record.text("problem"), _level(record)
+        problem = record.text("problem")
+        level = _read_level(record)
         subject = record.text("subject" if record.has("subject") else "type")
-        drawing = DRAWING in problem
-        wanted = (not self.levels or level in self.levels) and (not self.subjects or subject in self.subjects)
-        if not wanted or (drawing and not self.drawings):
+        has_drawing = DRAWING in problem
+        has_level = not self.levels or level in self.levels
+        has_subject = not self.subjects or subject in self.subjects
+        if not has_level or not has_subject or (has_drawing and not self.drawings):
             return None
-        facts: dict[str, Scalar] = {"subject": subject, "drawing": drawing}
+        facts: dict[str, Scalar] = {"subject": subject, "drawing": has_drawing}
         if level is not None:
             facts["level"] = level
-        answer = _answer(record)
+        answer = _read_answer(record)
         return self.make(record, problem, answer, **facts) if answer else Skipped("an empty box")
 
 
-def _level(record: Record) -> int | None:
+def _read_level(record: Record) -> int | None:
     level = record.data.get("level")
     match = _LEVEL.fullmatch(level) if isinstance(level, str) else None
     if match:
@@ -70,13 +72,13 @@ def _level(record: Record) -> int | None:
     return int(level)
 
 
-def _answer(record: Record) -> str:
-    """The truth; empty if the solution's last box is."""
+def _read_answer(record: Record) -> str:
+    """Return the truth, which is empty if the last box of the solution is empty."""
     key = "answer" if record.has("answer") else "solution"
     text = record.text(key)
     answer = text.strip() if key == "answer" else extract_last_boxed(text)
     if answer is None or (key == "answer" and not answer):
         raise record.mismatch(key, r"a text with a last \boxed{answer}")
     if len(answer) > MAX_CHARACTERS:
-        raise record.error(key, f"holds an answer of {len(answer)} characters; no grader reads over {MAX_CHARACTERS}")
+        raise record.error(key, f"holds an answer of {len(answer)} characters; expected at most {MAX_CHARACTERS}")
     return answer

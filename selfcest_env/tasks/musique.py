@@ -14,7 +14,7 @@ from selfcest_env.types import Task
 
 @dataclass(frozen=True)
 class Musique(QuestionSource):
-    """The official JSON lines. Records that are not answerable (MuSiQue-Full) are skipped."""
+    """Source of the official JSON lines. Records without an answer, as in MuSiQue-Full, are skipped."""
 
     name: ClassVar[str] = "musique"
 
@@ -23,26 +23,36 @@ class Musique(QuestionSource):
             return Skipped("not answerable")
         paragraphs = record.parts("paragraphs")
         keys = make_unique_keys(paragraph.text("title") for paragraph in paragraphs)
-        by_index: dict[int, str] = {}
+        key_by_index: dict[int, str] = {}
         for paragraph, key in zip(paragraphs, keys, strict=True):
-            if paragraph.integer("idx") in by_index:
+            if paragraph.integer("idx") in key_by_index:
                 raise paragraph.mismatch("idx", "a number that no other paragraph has")
-            by_index[paragraph.integer("idx")] = key
-        name, hops = record.text("id"), record.parts("question_decomposition")
-        plan = QuestionPlan(tuple(_step(hop, by_index) for hop in hops))
+            key_by_index[paragraph.integer("idx")] = key
+        question_id = record.text("id")
+        hops = record.parts("question_decomposition")
+        plan = QuestionPlan(tuple(_read_step(hop, key_by_index) for hop in hops))
+        support: dict[str, None] = {}  # keys in order, each once
+        for step in plan.steps:
+            support |= dict.fromkeys(step.keys)
         return self.question(
             record,
             record.text("question"),
             record.text("answer"),
             {key: paragraph.text("paragraph_text") for paragraph, key in zip(paragraphs, keys, strict=True)},
             plan=plan,
-            support=tuple(dict.fromkeys(key for step in plan.steps for key in step.keys)),
+            support=tuple(support),
             aliases=record.texts("answer_aliases"),
-            metadata={"id": name, "shape": name.partition("__")[0], "hops": len(hops), "qa_rule": "squad"},
+            metadata={
+                "id": question_id,
+                # The id begins with the shape of the decomposition, such as `3hop1` or `4hop2`.
+                "shape": question_id.partition("__")[0],
+                "hops": len(hops),
+                "qa_rule": "squad",
+            },
         )
 
 
-def _step(hop: Record, keys: dict[int, str]) -> PlanStep:
+def _read_step(hop: Record, keys: dict[int, str]) -> PlanStep:
     support = hop.integer("paragraph_support_idx")
     if support not in keys:
         raise hop.mismatch("paragraph_support_idx", "the idx of one of the paragraphs")

@@ -1,4 +1,4 @@
-"""Questions over documents: what the data sets share, and a user's own questions."""
+"""The base class of sources of questions over documents, and the source of a user's own questions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ NO_PLAN = "no gold decomposition"
 
 
 def make_unique_keys(titles: Iterable[str]) -> tuple[str, ...]:
-    """A key per document: its title, `title (2)` for the second with that title, and so on."""
+    """Return a unique key for each document: its title, or `title (2)` for the second document of that title."""
     keys: dict[str, None] = {}
     for title in titles:
         base = title.strip() or "untitled"
-        key, number = base, 1
+        key = base
+        number = 1
         while key in keys:
             number += 1
             key = f"{base} ({number})"
@@ -41,10 +42,10 @@ def make_unique_keys(titles: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class QuestionSource(FileSource):
-    """Questions over documents, with an expert where the gold decomposition is known and leads to the answer.
+    """Source of questions over documents. Its expert solves those whose gold decomposition leads to the answer.
 
     Attributes:
-        decomposable_only: leave out the questions that the expert cannot solve.
+        decomposable_only: whether to leave out the questions that the expert cannot solve.
     """
 
     decomposable_only: bool = False
@@ -61,18 +62,20 @@ class QuestionSource(FileSource):
         aliases: tuple[str, ...] = (),
         metadata: Mapping[str, Scalar],
     ) -> Task | None:
-        """The task of a record.
+        """Return the task of a record; `None` if an option leaves it out.
 
-        Its metadata says in `support` (a JSON list) which documents are needed, in `plan` how the question falls apart,
-        and where it does not, in `plan_fault`, why.
+        The metadata key `support` (a JSON list) names the documents that the question needs. `plan` holds the
+        decomposition of the question. If the expert cannot use it, `plan_fault` holds the reason instead.
 
         Args:
-            record: where it comes from.
-            text, answer, aliases: the question and what counts as right.
+            record: the record.
+            text: the question.
+            answer: the right answer.
             documents: texts by unique key.
-            plan: the gold decomposition if there is one.
-            support: keys of the documents that are needed; `None` if the record does not say.
-            metadata: other facts.
+            plan: the gold decomposition, if there is one.
+            support: keys of the documents that the question needs; `None` if the record does not name them.
+            aliases: other right answers.
+            metadata: further metadata.
         """
         for key, value in (("question", text), ("answer", answer)):
             if not value.strip():
@@ -101,18 +104,18 @@ class QuestionSource(FileSource):
 
 
 def single_step_plan(question: str, keys: Sequence[str], answer: str) -> QuestionPlan | None:
-    """One step: the whole question, for a reader of all the documents that are needed."""
+    """Return a plan with one step: the whole question, asked of all documents that it needs."""
     return QuestionPlan((PlanStep(question.strip(), tuple(keys), (answer.strip(),)),)) if keys else None
 
 
 @dataclass(frozen=True)
 class UserQuestions(QuestionSource):
-    """A user's own questions, as JSON lines, a JSON array or a folder of these.
+    """Source of a user's own questions, from JSON lines, a JSON array or a folder of such files.
 
-    A record has `question`, `answer` (a string, or a list whose other items are aliases) and may have `documents` (an
-    object of texts by key, or a list of texts or of objects with `title` and `text`), `support` (keys of the documents
-    that are needed) and `id`. A key beside these is named in a warning; a record that has its texts under the key of
-    another layout is refused.
+    A record has `question` and `answer`, a string, or a list whose first item is the answer and whose other items are
+    aliases. It may have `documents` (an object of texts by key, or a list of texts or of objects with `title` and
+    `text`), `support` (keys of the documents that the question needs) and `id`. A warning names every other key. A
+    record with texts under a key of another layout is refused.
     """
 
     name: ClassVar[str] = "questions"
@@ -133,22 +136,25 @@ class UserQuestions(QuestionSource):
         )
 
     def _check_keys(self, record: Record) -> None:
-        unread = [key for key in record.data if key not in KEYS]
-        for key in unread:
+        unknown_keys = [key for key in record.data if key not in KEYS]
+        for key in unknown_keys:
             if key in TEXTS_ELSEWHERE and not record.has("documents"):
                 raise record.error(
                     key,
                     "is not read, and there are no 'documents'; give texts under that key, or read the file by the "
                     f"source of its data set ({', '.join(DATA_SETS)})",
                 )
-        for key in unread:
-            if key not in self._warned:
-                self._warned.add(key)
-                said = f"{record.place}: {key} is not read; expected {', '.join(KEYS)}.{did_you_mean(key, KEYS)}"
-                warnings.warn(f"{self.name}: {said}", stacklevel=2)
+        for key in unknown_keys:
+            if key not in self._warned_keys:
+                self._warned_keys.add(key)
+                warnings.warn(
+                    f"{self.name}: {record.place}: {key} is not read.{did_you_mean(key, KEYS)} "
+                    f"Expected {', '.join(KEYS)}",
+                    stacklevel=2,
+                )
 
     @cached_property
-    def _warned(self) -> set[str]:
+    def _warned_keys(self) -> set[str]:
         return set()
 
 
@@ -161,13 +167,14 @@ def _answers(record: Record) -> tuple[str, ...]:
 
 
 def _documents(record: Record) -> dict[str, str]:
-    found = record.data["documents"]
-    if isinstance(found, dict):
+    """Return the documents of a record by unique key, in any of the accepted layouts."""
+    documents = record.data["documents"]
+    if isinstance(documents, dict):
         part = record.part("documents")
-        return {key: part.text(key) for key in found}
+        return {key: part.text(key) for key in documents}
     items = record.items("documents")
     if all(isinstance(item, str) for item in items):
-        return dict(zip(make_unique_keys(f"document {i}" for i in range(1, len(items) + 1)), items, strict=True))
+        return {f"document {number}": text for number, text in enumerate(items, 1)}
     parts = record.parts("documents")
     keys = make_unique_keys(part.text("title") for part in parts)
     return {key: part.text("text") for key, part in zip(keys, parts, strict=True)}

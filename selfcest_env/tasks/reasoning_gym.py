@@ -1,7 +1,7 @@
-"""Generators of reasoning-gym (the extra `reasoning-gym`): it draws the problem, our graders judge the answer.
+"""Problems from reasoning-gym (the extra `reasoning-gym`), judged by the graders of this project.
 
-Its own scorers hand the model's text to `eval` or sympy and give credit to wrong answers, so they are never called.
-Hence the list of generators: those whose right answer is one text that can be compared exactly.
+The scorers of reasoning-gym pass the model's text to `eval` or sympy, and give credit for wrong answers, so they are
+never called. Only generators are listed whose right answer is a single text that can be compared exactly.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ GENERATORS = (
 
 @dataclass(frozen=True)
 class ReasoningGym(Checked):
-    """Source of one generator's problems; a draw's seed comes from `rng`. Grader: `exact_match`.
+    """Source of the problems of one generator. The grader is `exact_match`.
 
     Attributes:
-        generator: one of `GENERATORS`. All but `spell_backward`, a control, can be split among clones.
-        options: the generator's own, such as `min_terms` of `chain_sum`; not `seed` and `size`.
+        generator: one of `GENERATORS`. Clones can share the work of all but `spell_backward`, which is a control.
+        options: options of the generator, such as `min_terms` of `chain_sum`, except `seed` and `size`.
     """
 
     name: ClassVar[str] = "reasoning_gym"
@@ -52,7 +52,7 @@ class ReasoningGym(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if {"seed", "size"} & set(self.options):
-            raise ConfigError("options names seed or size, which the draw sets; leave them out")
+            raise ConfigError("options names seed or size, which every draw sets itself; leave them out")
 
     def draw(self, rng: np.random.Generator) -> Task:
         try:
@@ -69,7 +69,8 @@ class ReasoningGym(Checked):
                 f"{self.name}: the generator {self.generator!r} with options {dict(self.options)} raised "
                 f"{type(error).__name__}: {error}"
             ) from error
-        question, answer = item["question"], item["answer"]
+        question = item["question"]
+        answer = item["answer"]
         if not isinstance(answer, str) or not answer.strip():
             raise TaskError(f"{self.name}: {self.generator!r} gave the answer {answer!r}; expected a text")
         return make_task(self.name, question, answer, {"generator": self.generator})

@@ -10,13 +10,14 @@ from typing import ClassVar, NamedTuple
 
 from selfcest_env.tasks.comparison import EARLIEST, FEWEST, LATEST, LONGEST, MOST, SAME, SHORTEST, Comparison
 from selfcest_env.tasks.files import Record, read_records
-from selfcest_env.tasks.hotpotqa import described, read_context, support_keys
+from selfcest_env.tasks.hotpotqa import read_context, read_metadata, support_keys
 from selfcest_env.tasks.plan import PlanStep, QuestionPlan, appears_in, normalize_words
 from selfcest_env.tasks.qa import QuestionSource, make_unique_keys
 from selfcest_env.types import Task
 
 COMPARED = ("comparison", "bridge_comparison")
-_DIRECTIONS = (
+# Patterns of each kind of comparison. The order matters: "born first and lived longer" is about lifetimes.
+_COMPARISON_PATTERNS = (
     (SAME, r"\bsame\b|\bshare\b|\bboth\b"),
     (LONGEST, r"\blived longer\b|\blonger\b|\blongest\b"),
     (SHORTEST, r"\bshorter\b|\bshortest\b"),
@@ -29,7 +30,7 @@ _IN_BRACKETS = re.compile(r"\s*\([^)]*\)\s*$")
 
 
 class Fact(NamedTuple):
-    """A subject, a relation, and all objects that the evidence gives for them."""
+    """A subject, a relation, and all objects that the evidence names for them."""
 
     subject: str
     relation: str
@@ -38,10 +39,10 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class TwoWiki(QuestionSource):
-    """The official JSON array, of any release.
+    """Source of the official JSON array, of any release.
 
-    The triples of evidence are the gold decomposition: a step asks for the object, of the paragraph that supports it.
-    Comparisons end with a comparison of what the steps brought.
+    The triples of evidence are the gold decomposition. A step asks for the object of a triple, and the supporting
+    paragraph answers it. Comparison questions end with a comparison of the steps' answers.
 
     Attributes:
         aliases: path of the official `id_aliases.json` (JSON lines with `Q_id`, `aliases`, `demonyms`), or empty.
@@ -52,7 +53,9 @@ class TwoWiki(QuestionSource):
 
     def read(self, record: Record) -> Task | None:
         documents, support = read_documents(record)
-        kind, question, answer = record.text("type"), record.text("question"), record.text("answer")
+        kind = record.text("type")
+        question = record.text("question")
+        answer = record.text("answer")
         facts = read_evidences(record)
         answer_id = record.text("answer_id") if record.has("answer_id") else ""
         return self.question(
@@ -63,7 +66,7 @@ class TwoWiki(QuestionSource):
             plan=make_plan(kind, question, facts, support, documents),
             support=support,
             aliases=self._alias_table.get(answer_id, ()),
-            metadata={**described(record), "hops": len(facts), "qa_rule": "hotpotqa"},
+            metadata={**read_metadata(record), "hops": len(facts), "qa_rule": "hotpotqa"},
         )
 
     @cached_property
@@ -77,7 +80,7 @@ class TwoWiki(QuestionSource):
 
 
 def read_documents(record: Record) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Paragraphs by unique key, and the keys of those that support the answer."""
+    """Return the paragraphs by unique key, and the keys of those that support the answer."""
     paragraphs = read_context(record)
     keys = make_unique_keys(title for title, _ in paragraphs)
     documents = {key: " ".join(lines).strip() for key, (_, lines) in zip(keys, paragraphs, strict=True)}
@@ -85,110 +88,121 @@ def read_documents(record: Record) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def read_evidences(record: Record) -> tuple[Fact, ...]:
+    """Return the evidence of a record, with the objects of equal subjects and relations in one fact."""
     triples = record.items("evidences")
-    if not all(isinstance(t, list) and len(t) == 3 and all(isinstance(part, str) for part in t) for t in triples):
-        raise record.mismatch("evidences", "a list of [subject, relation, object]")
     objects: dict[tuple[str, str], list[str]] = {}
-    for subject, relation, found in triples:
-        objects.setdefault((subject.strip(), relation.strip()), []).append(found.strip())
-    return tuple(Fact(*key, tuple(dict.fromkeys(found))) for key, found in objects.items())
+    for triple in triples:
+        if not isinstance(triple, list) or [*map(type, triple)] != [str, str, str]:
+            raise record.mismatch("evidences", "a list of [subject, relation, object]")
+        subject, relation, value = map(str.strip, triple)
+        objects.setdefault((subject, relation), []).append(value)
+    return tuple(Fact(*key, tuple(dict.fromkeys(values))) for key, values in objects.items())
 
 
 def make_plan(
     kind: str, question: str, facts: Sequence[Fact], support: Sequence[str], documents: Mapping[str, str]
 ) -> QuestionPlan | None:
-    """Steps from evidence; `None` if the facts do not fit the kind of question."""
-    links = _links(kind, facts)
+    """Return the plan that follows from the evidence; `None` if the facts do not fit the kind of question."""
+    links = _link_facts(kind, facts)
     if links is None:
         return None
     steps = []
     for index, (fact, link) in enumerate(zip(facts, links, strict=True)):
         subject = fact.subject if link is None else f"#{link + 1}"
-        key = _supporting(index, fact, len(facts), support, documents)
+        key = _find_supporting_key(index, fact, len(facts), support, documents)
         steps.append(PlanStep(f"What is the {fact.relation} of {subject}?", (key,) if key else (), fact.objects))
     if kind not in COMPARED:
         return QuestionPlan(tuple(steps))
-    comparison = _comparison(question, facts, links, steps)
+    comparison = _make_comparison(question, facts, links, steps)
     return None if comparison is None else QuestionPlan(tuple(steps), comparison)
 
 
-def _links(kind: str, facts: Sequence[Fact]) -> list[int | None] | None:
-    """For each fact the earlier one whose object is its subject, `None` if there is none.
+def _link_facts(kind: str, facts: Sequence[Fact]) -> list[int | None] | None:
+    """Return for each fact the index of the earlier fact whose object is its subject, or `None` without such a fact.
 
-    A chain links each fact to the one before, however the subject is spelled. In a bridge comparison two facts lead to
-    the others, by name or else by position.
+    In a chain each fact is linked to the fact before it, whichever way the subject is spelled. In a bridge comparison
+    two facts lead to the others, by name, or by position if the names differ. The whole result is `None` if the facts
+    do not fit the kind of question.
     """
     if kind == "comparison":
         return [None] * len(facts)
     if kind != "bridge_comparison":
         return [None, *range(len(facts) - 1)] if facts else None
-    links = [_named(fact.subject, facts[:index]) for index, fact in enumerate(facts)]
+    links = [_find_fact_about(fact.subject, facts[:index]) for index, fact in enumerate(facts)]
     bridges = [index for index, link in enumerate(links) if link is None]
     if len(bridges) != 2:
         if len(facts) != 4:
             return None
         bridges = [0, 1]
-        links = [None, None, *(0 if links[2] is None else links[2], 1 if links[3] is None else links[3])]
+        third_link = 0 if links[2] is None else links[2]
+        fourth_link = 1 if links[3] is None else links[3]
+        links = [None, None, third_link, fourth_link]
     return links if all(link is None or link in bridges for link in links) else None
 
 
-def _named(subject: str, facts: Sequence[Fact]) -> int | None:
-    """The first fact that has this object."""
-    found = (
-        index for index, fact in enumerate(facts) if normalize_words(subject) in map(normalize_words, fact.objects)
-    )
-    return next(found, None)
+def _find_fact_about(subject: str, facts: Sequence[Fact]) -> int | None:
+    """Return the index of the first fact that has this subject as an object."""
+    for index, fact in enumerate(facts):
+        if normalize_words(subject) in map(normalize_words, fact.objects):
+            return index
+    return None
 
 
-def _supporting(
+def _find_supporting_key(
     index: int, fact: Fact, num_facts: int, support: Sequence[str], documents: Mapping[str, str]
 ) -> str | None:
-    """The supporting paragraph in which a fact's objects stand: that of its subject, else the one in its place."""
+    """Return the key of the supporting paragraph that contains a fact's objects.
+
+    The paragraph about the subject is tried first, then the one in the place of the fact, then all others.
+    """
     by_title = [key for key in support if is_about(key, fact.subject)]
     by_place = [support[index]] if num_facts == len(support) else []
     for key in (*by_title, *by_place, *support):
-        if all(appears_in(found, documents[key]) for found in fact.objects):
+        if all(appears_in(value, documents[key]) for value in fact.objects):
             return key
     return None
 
 
 def is_about(title: str, subject: str) -> bool:
-    """Whether a paragraph's title is a subject's name, whatever stands in brackets after either."""
+    """Return whether a paragraph's title is the name of a subject. Brackets at the end of either are ignored."""
     return normalize_words(_IN_BRACKETS.sub("", title)) == normalize_words(_IN_BRACKETS.sub("", subject))
 
 
-def _comparison(
+def _make_comparison(
     question: str, facts: Sequence[Fact], links: Sequence[int | None], steps: Sequence[PlanStep]
 ) -> Comparison | None:
-    """What the question asks of the two things; each is named by the document of its first step."""
-    first = [index for index, link in enumerate(links) if link is None]
-    if len(first) < len(facts):  # two films by one director share the step about him
-        things = [_about(index, facts, links) for index in first]
+    """Return the comparison of two things, each named by the document of its first step; `None` if there is none."""
+    first_facts = [index for index, link in enumerate(links) if link is None]
+    facts_by_thing: list[list[int]]
+    if len(first_facts) < len(facts):
+        # A bridge comparison. Two films by one director share the facts about the director.
+        facts_by_thing = [_find_bridged_facts(index, facts, links) for index in first_facts]
     else:
-        subjects = dict.fromkeys(normalize_words(fact.subject) for fact in facts)
-        things = [
-            [i for i, fact in enumerate(facts) if normalize_words(fact.subject) == subject] for subject in subjects
-        ]
-        first = [thing[0] for thing in things]
-    if not all(steps[index].keys for index in first):
+        indices_by_subject: dict[str, list[int]] = {}
+        for index, fact in enumerate(facts):
+            indices_by_subject.setdefault(normalize_words(fact.subject), []).append(index)
+        facts_by_thing = list(indices_by_subject.values())
+        first_facts = [indices[0] for indices in facts_by_thing]
+    if not all(steps[index].keys for index in first_facts):
         return None
-    names = tuple(steps[index].keys[0] for index in first)
-    kind = _direction(question, names)
-    measured = 2 if kind in (LONGEST, SHORTEST) else 1
-    if kind is None or [len(thing) for thing in things] != [measured, measured]:
+    names = tuple(steps[index].keys[0] for index in first_facts)
+    kind = _find_comparison_kind(question, names)
+    # A span needs its start and its end.
+    num_values = 2 if kind in (LONGEST, SHORTEST) else 1
+    if kind is None or [len(indices) for indices in facts_by_thing] != [num_values, num_values]:
         return None
-    return Comparison(kind, names, tuple(map(tuple, things)))
+    return Comparison(kind, names, tuple(map(tuple, facts_by_thing)))
 
 
-def _about(bridge: int, facts: Sequence[Fact], links: Sequence[int | None]) -> list[int]:
-    """The facts to which a bridge leads."""
+def _find_bridged_facts(bridge: int, facts: Sequence[Fact], links: Sequence[int | None]) -> list[int]:
+    """Return the indices of the facts to which a bridge leads."""
     later = [index for index, link in enumerate(links) if link is not None]
-    named = [index for index in later if _named(facts[index].subject, [facts[bridge]]) is not None]
-    return named or [index for index in later if links[index] == bridge]
+    by_name = [index for index in later if _find_fact_about(facts[index].subject, [facts[bridge]]) is not None]
+    return by_name or [index for index in later if links[index] == bridge]
 
 
-def _direction(question: str, names: Sequence[str]) -> str | None:
-    """What is compared, by the words of the question; those of the names do not count."""
+def _find_comparison_kind(question: str, names: Sequence[str]) -> str | None:
+    """Return the kind of comparison by the words of the question, without the names in it; `None` if none fits."""
     for name in names:
         question = re.sub(re.escape(name), "", question, flags=re.I)
-    return next((kind for kind, pattern in _DIRECTIONS if re.search(pattern, question, re.I)), None)
+    return next((kind for kind, pattern in _COMPARISON_PATTERNS if re.search(pattern, question, re.I)), None)

@@ -89,10 +89,10 @@ class TwoWikiTables(TableExpert, FileSource):
                 found |= {(key, column): cell for column, cell in zip(question.columns, read_row(line), strict=True)}
         return found
 
-    def _found(self) -> Iterator[Task | Skipped | None]:
+    def _read_all(self) -> Iterator[Task | Skipped | None]:
         subjects: dict[str, _Subject] = {}
         for record in self.records():
-            found = self._guarded(record, lambda record: _gather(record, subjects, bool(self.others)))
+            found = self._call_guarded(lambda record: _gather(record, subjects, bool(self.others)), record)
             if isinstance(found, Skipped):
                 yield found
         mine = {title: subject for title, subject in subjects.items() if self._is_mine(title)}

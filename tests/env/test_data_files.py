@@ -314,7 +314,7 @@ def test_ids_are_of_one_record_each(tmp_path: Path) -> None:
     lines = [{"question": f"{i}?", "answer": "x", "id": name} for i, name in enumerate("aba")]
     path = write(tmp_path / "q.jsonl", "\n".join(map(json.dumps, lines)))
     with pytest.raises(
-        DataError, match=r"q\.jsonl:3, record 3: id is 'a', as in .*q\.jsonl:1, record 1; expected one of"
+        DataError, match=r"q\.jsonl:3, record 3: id is 'a', as in .*q\.jsonl:1, record 1; expected a unique id"
     ):
         UserQuestions(path).tasks()
 
