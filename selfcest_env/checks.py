@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfcest_env.errors import ConfigError, GameError, did_you_mean, is_whole
+from selfcest_env.errors import ConfigError, GameError, did_you_mean, is_integer_within
 
 MAX_SEED = 1 << 128
 
@@ -44,7 +44,7 @@ def check_text(agent: str, action: object) -> None:
 
 def check_seed(seed: object) -> None:
     """Raise `ConfigError` unless the seed is `None` or a whole number >= 0."""
-    if seed is not None and not is_whole(seed, 0, MAX_SEED):
+    if seed is not None and not is_integer_within(seed, 0, MAX_SEED):
         raise ConfigError(f"seed is {reprlib.repr(seed)}; expected a whole number >= 0, or None")
 
 

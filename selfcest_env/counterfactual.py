@@ -18,7 +18,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
-from selfcest_env.tree import descends
+from selfcest_env.tree import is_descendant
 from selfcest_env.types import AgentId, Fault, Usage
 
 
@@ -44,7 +44,7 @@ def fork_before(
             raise GameError(f"cannot fork before {agent_id}/turn{turn}: the episode has no such turn")
     other = Kernel(kernel.task, kernel.rules, kernel.absent | dict(absent or {}))
     for step in kernel.log:
-        if not any(descends(kernel.agents, (step.agent_id, step.turn), turn) for turn in turns):
+        if not any(is_descendant(kernel.agents, (step.agent_id, step.turn), turn) for turn in turns):
             other.step(step.agent_id, step.action, step.usage, step.text)
     return other
 
@@ -55,11 +55,11 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
     Raises:
         RecordError: the episode was played with another prompt variant, or by these rules its texts make another one.
     """
-    *_, kernel = again(record, rules)
+    *_, kernel = replay_turns(record, rules)
     return kernel
 
 
-def again(
+def replay_turns(
     record: EpisodeRecord, rules: Rules, choose: Callable[[Kernel], AgentId] = lambda kernel: kernel.ready()[0]
 ) -> Iterator[Kernel]:
     """The kernel of a record as its turns are played again: at its beginning, and after every turn.
@@ -134,7 +134,7 @@ def check_replay(replay: Replay, record: EpisodeRecord) -> None:
             )
     for start in starts:
         for other in starts:
-            if other != start and descends(record.by_id, start, other):
+            if other != start and is_descendant(record.by_id, start, other):
                 (agent_id, turn), (before, first) = start, other
                 raise CreditError(
                     f"replay {replay}: {agent_id}/turn{turn} descends from {before}/turn{first}, so it need not exist "
@@ -142,13 +142,13 @@ def check_replay(replay: Replay, record: EpisodeRecord) -> None:
                 )
 
 
-def is_anew(replay: Replay, record: EpisodeRecord, agent_id: AgentId, turn: int) -> bool:
+def is_replayed_turn(replay: Replay, record: EpisodeRecord, agent_id: AgentId, turn: int) -> bool:
     """Whether a turn of a replay's record was played for it; the others are the episode's own."""
     starts = ((other, what.turn) for other, what in replay.interventions)
-    return any(descends(record.by_id, (agent_id, turn), start) for start in starts)
+    return any(is_descendant(record.by_id, (agent_id, turn), start) for start in starts)
 
 
-def begin(replay: Replay, kernel: Kernel) -> Kernel:
+def start_replay(replay: Replay, kernel: Kernel) -> Kernel:
     """How a replay begins: the finished `kernel` of its episode without what descends from the interventions.
 
     Raises:

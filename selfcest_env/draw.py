@@ -47,7 +47,7 @@ class Box(NamedTuple):
     stroke: Tone | None = None
 
 
-class Curve(NamedTuple):
+class EdgeCurve(NamedTuple):
     """From (x1, y1) down to (x2, y2), upright at both ends."""
 
     x1: float
@@ -70,7 +70,7 @@ class Text(NamedTuple):
     fill: Tone = INK
 
 
-Shape = Box | Curve | Text
+Shape = Box | EdgeCurve | Text
 
 
 def short_name(agent_id: AgentId) -> str:
@@ -153,7 +153,7 @@ def shapes(nodes: Sequence[Node], name: Name, layout: Layout, critical: Collecti
                 (x1, y1), (x2, y2) = layout.places[parent], layout.places[node.agent_id]
                 line = (2.5, INK) if wanted else (1.25, EDGE)
                 thick = line[0] * min(1.0, max(unit, LEAST))
-                yield Curve(x1 + width / 2, y1 + height, x2 + width / 2, y2, thick, line[1])
+                yield EdgeCurve(x1 + width / 2, y1 + height, x2 + width / 2, y2, thick, line[1])
     for node in nodes:
         yield from _agent(node, name(node.agent_id), layout)
 
@@ -207,7 +207,7 @@ def paint(shapes: Iterable[Shape], width: int, height: int, scale: float = 1.0, 
         match shape:
             case Box():
                 _box(image, shape, scale)
-            case Curve():
+            case EdgeCurve():
                 _blend(image, *_curve(shape, scale), shape.stroke)
             case Text():
                 _text(image, shape, scale, letters or _stroke)
@@ -239,7 +239,7 @@ def _box(image: NDArray[np.float64], box: Box, scale: float) -> None:
 
 
 @lru_cache(maxsize=64)
-def _curve(curve: Curve, scale: float) -> tuple[int, int, Mask]:
+def _curve(curve: EdgeCurve, scale: float) -> tuple[int, int, Mask]:
     """What it covers: row and column of a mask, and the mask."""
     x1, y1, x2, y2, width = (value * scale for value in curve[:5])
     time = np.linspace(0, 1, 25)

@@ -115,13 +115,13 @@ def install_hint(extra: str) -> str:
     )
 
 
-def is_whole(value: object, low: int, high: int) -> bool:
+def is_integer_within(value: object, low: int, high: int) -> bool:
     """Whether `value` is a whole number from `low` to `high`; a bool is none."""
     return not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high
 
 
-def check_whole(name: str, value: object, low: int, high: int, why: str = "") -> None:
+def check_integer(name: str, value: object, low: int, high: int, why: str = "") -> None:
     """Raise `ConfigError` unless `value` is a whole number from `low` to `high`; `why` says what `low` is."""
-    if not is_whole(value, low, high):
+    if not is_integer_within(value, low, high):
         reason = f" ({low} is {why})" if why else ""
         raise ConfigError(f"{name} is {value!r}; expected a whole number from {low} to {high}{reason}")

@@ -10,7 +10,7 @@ from selfcest_env.tree import AgentState
 from selfcest_env.types import CloneRequest, Fault, Limits, Status
 
 
-def fits(limits: Limits, context_tokens: int) -> bool:
+def fits_context(limits: Limits, context_tokens: int) -> bool:
     return limits.context_tokens is None or context_tokens <= limits.context_tokens
 
 
@@ -41,12 +41,12 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
     return later, Status.OUT_OF_TURNS if turns is not None and used + 1 >= turns else None
 
 
-def unaffordable(state: AgentState, free: Amounts, rules: Rules, tokens: int) -> Fault | None:
+def find_shortage(state: AgentState, free: Amounts, rules: Rules, tokens: int) -> Fault | None:
     """Why a block of `tokens` and one more answer cannot follow in an agent's context, `None` if they can."""
     reserve = rules.answer_tokens
     if not free.covers(Amounts(tokens + reserve, reserve)):
         return Fault.OVER_BUDGET
-    if not fits(rules.limits, state.context_tokens + tokens + reserve):
+    if not fits_context(rules.limits, state.context_tokens + tokens + reserve):
         return Fault.CONTEXT_FULL
     return None
 
@@ -54,10 +54,10 @@ def unaffordable(state: AgentState, free: Amounts, rules: Rules, tokens: int) ->
 def can_pay_call(state: AgentState, free: Amounts, rules: Rules, board: Mapping[str, str]) -> bool:
     """Whether an agent's account and context can carry the smallest call, whose clone would be shown this board."""
     context = state.context_tokens + rules.reply_bound(1) + rules.answer_tokens
-    return free.covers(rules.smallest_call(state.agent_id.depth, board)) and fits(rules.limits, context + 1)
+    return free.covers(rules.smallest_call(state.agent_id.depth, board)) and fits_context(rules.limits, context + 1)
 
 
-def refusal(
+def find_refusal(
     state: AgentState, free: Amounts, rules: Rules, requests: Sequence[CloneRequest], keys: Sequence[str]
 ) -> Fault | None:
     """The first reason why a call as a whole cannot be granted, before any grant is worked out.
@@ -75,7 +75,7 @@ def refusal(
     known = frozenset(keys)
     if not all(known.issuperset(request.shared_context) for request in requests):
         return Fault.UNKNOWN_KEY
-    return unaffordable(state, free, rules, rules.reply_bound(len(requests)))
+    return find_shortage(state, free, rules, rules.reply_bound(len(requests)))
 
 
 def call_grants(

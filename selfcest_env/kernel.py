@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from selfcest_env.budget import ZERO, Amounts, Ledger
 from selfcest_env.errors import GameError
-from selfcest_env.grants import call_grants, can_pay_call, fits, refusal, turn_grant, unaffordable
+from selfcest_env.grants import call_grants, can_pay_call, find_refusal, find_shortage, fits_context, turn_grant
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
-from selfcest_env.tree import AgentState, Call, OpenTurn, Step, reply_of
+from selfcest_env.tree import AgentState, Call, LogEntry, OpenTurn, reply_of
 from selfcest_env.types import (
     ROOT,
     Action,
@@ -58,7 +58,7 @@ class Kernel:
         self.num_reads = 0
         self._agents: dict[AgentId, AgentState] = {}
         self._ready: list[AgentId] = []  # in tree order
-        self._log: dict[tuple[AgentId, int], Step] = {}  # in the order of play
+        self._log: dict[tuple[AgentId, int], LogEntry] = {}  # in the order of play
         self._open_root()
 
     # What can be asked
@@ -76,7 +76,7 @@ class Kernel:
         return tuple(self._ready)
 
     @property
-    def log(self) -> tuple[Step, ...]:
+    def log(self) -> tuple[LogEntry, ...]:
         """Every turn played, in the order of play."""
         return tuple(self._log.values())
 
@@ -104,8 +104,8 @@ class Kernel:
             raise GameError(f"{agent_id} reports {usage.generated_tokens} generated tokens; expected a number >= 0")
         if usage.generated_tokens is None and turn.max_new_tokens is None:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
-        self._log[agent_id, len(state.turns)] = Step(agent_id, len(state.turns), action, usage, text)
-        extra = state.extra_turns if turn.void(usage) else self.rules.more_turns(state.extra_turns, text)
+        self._log[agent_id, len(state.turns)] = LogEntry(agent_id, len(state.turns), action, usage, text)
+        extra = state.extra_turns if turn.invalid_reason(usage) else self.rules.more_turns(state.extra_turns, text)
         if turn.can_extend and extra > state.extra_turns:
             turn = turn._replace(last=None)
         action, facts, text = self._settle(agent_id, turn, action, usage, text)
@@ -133,7 +133,7 @@ class Kernel:
 
     def play(self, agent_id: AgentId, text: str, usage: Usage) -> None:
         """`step` by what an agent wrote. A text that cannot count, over its grant or cut, is not even parsed."""
-        void = self._acting(agent_id)[1].void(usage)
+        void = self._acting(agent_id)[1].invalid_reason(usage)
         action = self.rules.protocol.parse(text) if void is None else Malformed(void)
         self.step(agent_id, action, usage, text)
 
@@ -175,7 +175,9 @@ class Kernel:
             self._agents[ROOT] = state._replace(status=status)
             return
         prompt_tokens = self.rules.counter.count(state.messages, Boundary.OPENING)
-        if not self.ledger[ROOT].free.covers(Amounts(prompt_tokens + 1, 1)) or not fits(self.limits, prompt_tokens + 1):
+        if not self.ledger[ROOT].free.covers(Amounts(prompt_tokens + 1, 1)) or not fits_context(
+            self.limits, prompt_tokens + 1
+        ):
             self._agents[ROOT] = state._replace(status=Status.PROMPT_TOO_LONG)
             return
         self.ledger.charge(ROOT, Amounts(prompt_tokens))
@@ -226,7 +228,7 @@ class Kernel:
         if used is None:
             assert grant is not None
             used = grant
-        void = turn.void(usage)
+        void = turn.invalid_reason(usage)
         if void is not None:
             action = Malformed(void)
         if void is Fault.OVER_GRANT:
@@ -251,13 +253,13 @@ class Kernel:
         if turn.last is not None:
             return self._finish(agent_id, turn.last)
         played = len(self._agents[agent_id].turns)
-        tokens = self._append(agent_id, self._reminded(agent_id, self.rules.protocol.fault(facts.fault), played))
+        tokens = self._append(agent_id, self._with_reminder(agent_id, self.rules.protocol.fault(facts.fault), played))
         self._open_turn(agent_id, tokens)
 
-    def _reminded(self, agent_id: AgentId, message: Message, played: int) -> Message:
+    def _with_reminder(self, agent_id: AgentId, message: Message, played: int) -> Message:
         """What an agent is told after so many turns, with how many it has left."""
         turns = self.rules.turns(self._agents[agent_id].extra_turns)
-        return self.rules.reminded(message, None if turns is None else turns - played)
+        return self.rules.with_reminder(message, None if turns is None else turns - played)
 
     # Answers
 
@@ -290,7 +292,7 @@ class Kernel:
     def _read(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn, keys: tuple[str, ...]) -> None:
         known, limit = frozenset(self.keys_of(agent_id)), self.limits.max_reads
         found = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
-        message = self._reminded(agent_id, found, len(self._agents[agent_id].turns) + 1)
+        message = self._with_reminder(agent_id, found, len(self._agents[agent_id].turns) + 1)
         tokens = self.rules.counter.count((message,), Boundary.AFTER_STOP)
         fault: Fault | None = None
         if turn.last is not None or not self._agents[agent_id].brief.can_read:
@@ -302,7 +304,7 @@ class Kernel:
         elif any(key not in known for key in keys):
             fault = Fault.UNKNOWN_KEY
         else:
-            fault = unaffordable(self._agents[agent_id], self.ledger[agent_id].free, self.rules, tokens)
+            fault = find_shortage(self._agents[agent_id], self.ledger[agent_id].free, self.rules, tokens)
         if fault is not None:
             return self._fail_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault), turn)
         self.num_reads += len(keys)
@@ -323,7 +325,7 @@ class Kernel:
             self._close_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault))
             return self._finish(agent_id, turn.last or Status.OUT_OF_TOKENS)
         state, free = self._agents[agent_id], self.ledger[agent_id].free
-        reason = refusal(state, free, self.rules, requests, self.keys_of(agent_id))
+        reason = find_refusal(state, free, self.rules, requests, self.keys_of(agent_id))
         grants = call_grants(state, free, self.rules, requests) if reason is None else None
         if grants is None:
             reason = reason or Fault.OVER_BUDGET
@@ -345,7 +347,9 @@ class Kernel:
         for i, (request, grant) in enumerate(zip(requests, grants, strict=True)):
             child_id = agent_id.child(first + len(born))
             child = self._newborn(child_id, request, grant, board, born_at=len(self._agents[agent_id].turns))
-            enough = grant.covers(Amounts(child.context_tokens + 1, 1)) and fits(self.limits, child.context_tokens + 1)
+            enough = grant.covers(Amounts(child.context_tokens + 1, 1)) and fits_context(
+                self.limits, child.context_tokens + 1
+            )
             slots.append(child_id if enough else None)
             if not enough:
                 refused[i] = Fault.PROMPT_TOO_LONG
@@ -422,7 +426,7 @@ class Kernel:
         ]
         self.ledger.settle(parent_id, call.reserved, ZERO)
         self._agents[parent_id] = parent._replace(call=None)
-        message = self._reminded(parent_id, self.rules.protocol.replies(replies), len(parent.turns))
+        message = self._with_reminder(parent_id, self.rules.protocol.replies(replies), len(parent.turns))
         tokens = self._append(parent_id, message)
         bound = None if self.limits.reply_tokens is None else call.reserved.total_tokens
         assert bound is None or tokens <= bound, "a reply message was priced below what it costs"

@@ -8,7 +8,7 @@ turns of a rollout at once, and about equal ones once: replays keep most of thei
     class Politeness(ProcessTerm):
         weight: float = 0.1
 
-        def judge(self, steps: Sequence[Step]) -> list[float]:
+        def judge(self, steps: Sequence[ProcessStep]) -> list[float]:
             return [self.weight * ("please" in step.text) for step in steps]
 
 A reward for every turn pays for taking turns and for spawning clones that take some; mind the sign.
@@ -47,7 +47,7 @@ class PastTurn:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProcessStep:
     """One turn, as far as it may be judged.
 
     Attributes:
@@ -82,7 +82,7 @@ class ProcessTerm(ABC):
     """Base of a reward term that judges turns; its value is their sum. A subclass has `judge`, and options."""
 
     @abstractmethod
-    def judge(self, steps: Sequence[Step]) -> Sequence[float | InfrastructureError]:
+    def judge(self, steps: Sequence[ProcessStep]) -> Sequence[float | InfrastructureError]:
         """One finite number for each step, from it alone: equal steps are judged once and remembered.
 
         An `InfrastructureError` stands for a step that a server's fault has left unjudged.
@@ -125,7 +125,7 @@ class ProcessTerm(ABC):
             return
         said: Sequence[float | InfrastructureError]
         try:
-            said = self.judge([_step(*place) for place in new.values()])
+            said = self.judge([_make_step(*place) for place in new.values()])
         except InfrastructureError as error:
             said = [error] * len(new)
         found = [value if isinstance(value, InfrastructureError) else float(value) for value in said]
@@ -147,13 +147,13 @@ def sum_turns(turns: ByTurn) -> float:
     return math.fsum(value for values in turns.values() for value in values)
 
 
-def _step(record: EpisodeRecord, agent: AgentRecord, index: int) -> Step:
+def _make_step(record: EpisodeRecord, agent: AgentRecord, index: int) -> ProcessStep:
     past = tuple(
         PastTurn(turn.generation.text, turn.facts.outcome, turn.facts.fault, _replies(record, turn))
         for turn in agent.turns[:index]
     )
     turn, last = agent.turns[index], index == len(agent.turns) - 1
-    return Step(
+    return ProcessStep(
         record.task,
         agent.depth,
         agent.objective,

@@ -29,7 +29,7 @@ class Roster:
         other._ids, other._index = list(self._ids), dict(self._index)
         return other
 
-    def enrol(self, agents: Iterable[AgentId]) -> list[str]:
+    def register(self, agents: Iterable[AgentId]) -> list[str]:
         """Give a name to every agent that has none yet; returns the new names."""
         born = sorted(agent_id for agent_id in agents if agent_id not in self._index)
         for agent_id in born:

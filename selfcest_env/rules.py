@@ -72,7 +72,7 @@ class Rules:
             self._variants[key] = Rules(self.limits, protocol, self.counter, prompt_variant=names)
         return self._variants[key]
 
-    def under(self, limits: Limits) -> Rules:
+    def with_limits(self, limits: Limits) -> Rules:
         """The same game under other limits: one object for each, so that prices stay remembered."""
         if limits == self.limits:
             return self
@@ -96,7 +96,7 @@ class Rules:
             return extra
         return min(extra + max(0, self.turn_control.asked(text)), self.turn_control.extension)
 
-    def reminded(self, message: Message, left: int | None) -> Message:
+    def with_reminder(self, message: Message, left: int | None) -> Message:
         """The message before a turn, of which there are so many left."""
         return message if self.turn_control is None or left is None else self.turn_control.remind(message, left)
 

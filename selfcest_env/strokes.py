@@ -92,11 +92,11 @@ def _letter(letter: str, size: float, bold: bool) -> tuple[Mask, float]:
 def _points(stroke: str) -> Points:
     points = np.array([[float(x) for x in point.split(",")] for point in stroke.lstrip("~").split()])
     for _ in range(3 * stroke.startswith("~")):
-        points = smoothed(points)
+        points = smooth(points)
     return points
 
 
-def smoothed(points: Points) -> Points:
+def smooth(points: Points) -> Points:
     """Corners cut once, by Chaikin's rule; ends stay, and a line that ends where it begins is a loop."""
     before, after = points[:-1], points[1:]
     cut = np.stack((0.75 * before + 0.25 * after, 0.25 * before + 0.75 * after), 1).reshape(-1, 2)

@@ -225,7 +225,7 @@ def to_builtins(value: Any) -> Any:
     return value if kind in _PLAIN else _writer(kind)(value)
 
 
-def written_as_text(cls: type, parse: Callable[[str], Any]) -> None:
+def register_text_type(cls: type, parse: Callable[[str], Any]) -> None:
     """Objects of this class are read by `parse` and written by `str`.
 
     Call it in the module that defines the class: readers and writers are kept, so one made before would not know it.

@@ -45,7 +45,7 @@ class OpenTurn(NamedTuple):
     reserved: Amounts
     can_extend: bool = False
 
-    def void(self, usage: Usage) -> Fault | None:
+    def invalid_reason(self, usage: Usage) -> Fault | None:
         """Why a generation of this cost cannot count, whatever it says; `None` if it can."""
         used, grant = usage.generated_tokens, self.max_new_tokens
         if used is not None and grant is not None and used > grant:
@@ -85,7 +85,7 @@ class AgentState(NamedTuple):
     extra_turns: int = 0
 
 
-class Step(NamedTuple):
+class LogEntry(NamedTuple):
     """One entry of the episode's log: enough to play the turn again."""
 
     agent_id: AgentId
@@ -103,15 +103,15 @@ def reply_of(child: AgentState) -> Reply:
     return Reply(child.reply) if put_in or child.status is Status.ANSWERED else Reply(failure=child.status)
 
 
-class Born(Protocol):
+class HasBirth(Protocol):
     """What knows the parent's turn that an agent was born of: its state, or its record."""
 
     @property
     def born_at(self) -> int | None: ...
 
 
-def descends(
-    agents: Mapping[AgentId, Born],
+def is_descendant(
+    agents: Mapping[AgentId, HasBirth],
     turn: tuple[AgentId, int],
     of: tuple[AgentId, int],
 ) -> bool:
@@ -130,7 +130,7 @@ def descends(
     return position > of_position or (position == of_position and meet == of[0])
 
 
-def _turn_at(agents: Mapping[AgentId, Born], ancestor: AgentId, turn: tuple[AgentId, int]) -> int:
+def _turn_at(agents: Mapping[AgentId, HasBirth], ancestor: AgentId, turn: tuple[AgentId, int]) -> int:
     """The turn of `ancestor` during which `turn` was played."""
     agent_id, index = turn
     if agent_id == ancestor:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, Protocol
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as
-from selfcest_env.structure import Checked, Size, written_as_text
+from selfcest_env.structure import Checked, Size, register_text_type
 
 Scalar = str | int | float | bool
 
@@ -53,7 +53,7 @@ class AgentId(NamedTuple):
 
 
 ROOT = AgentId()
-written_as_text(AgentId, AgentId.parse)
+register_text_type(AgentId, AgentId.parse)
 
 
 class Role(enum.StrEnum):

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 import httpx2
 
 from selfcest_agents.server_counts import ServerCounts, ServerModel, count
-from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, is_whole
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, is_integer_within
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import Checked, Count, Positive, Size
 
@@ -413,7 +413,7 @@ def usage_fault(answer: Mapping[str, Any], grant: int | None) -> str:
     counts: dict[str, int] = {}
     for name, least in (("prompt_tokens", 1), ("completion_tokens", 0), ("total_tokens", 1)):
         value = usage.get(name)
-        if value is not None and not is_whole(value, least, COUNT_BOUND):
+        if value is not None and not is_integer_within(value, least, COUNT_BOUND):
             return f"{name} is {excerpt(value)}"
         if value is not None:
             counts[name] = int(value)

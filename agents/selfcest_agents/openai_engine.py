@@ -20,7 +20,7 @@ from typing import Any, Generic, Self, TypeVar
 from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, check_requests
 from selfcest_agents.openai_client import LONGEST_TOKEN, Client, ServerConfig, choice_of, excerpt, text_of, usage_fault
 from selfcest_agents.policy import PolicyRequest, SamplingConfig
-from selfcest_env.errors import InfrastructureError, PolicyError, is_whole
+from selfcest_env.errors import InfrastructureError, PolicyError, is_integer_within
 from selfcest_env.record import Generation
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import FinishReason, Message, MessageRole, TurnKey
@@ -144,7 +144,7 @@ class OpenAIEngine(_Served[Completion]):
             )
         last = (self._vocab_size or ID_BOUND) - 1
         for i, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-            if not is_whole(token, 0, last):
+            if not is_integer_within(token, 0, last):
                 raise InfrastructureError(f"{what}: id {i} is {excerpt(token)}; expected a whole number, 0 to {last}")
             # A comparison, since an integer may be beyond floating point, and NaN is no side's.
             known = isinstance(logprob, int | float) and not isinstance(logprob, bool)
@@ -237,7 +237,7 @@ def _completion_tokens(answer: Mapping[str, Any]) -> int | None:
     """What the server says that it generated; `None` if it says nothing that could be a count."""
     usage = answer.get("usage")
     counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return counted if is_whole(counted, 0, ID_BOUND) else None
+    return counted if is_integer_within(counted, 0, ID_BOUND) else None
 
 
 def _finish(choice: Mapping[str, Any], what: str) -> FinishReason:

@@ -16,7 +16,7 @@ from functools import cache, partial
 
 from selfcest_agents.policy import Policy
 from selfcest_agents.rollout import Generations, all_of, collect_failures, rollout
-from selfcest_env.counterfactual import begin, check_replay, replay_seed, restore
+from selfcest_env.counterfactual import check_replay, replay_seed, restore, start_replay
 from selfcest_env.errors import CreditError, did_you_mean
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord
@@ -149,11 +149,11 @@ def _past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, 
 
 
 def _restore(record: EpisodeRecord, rules: Rules) -> Kernel:
-    return restore(record, rules.under(record.limits))  # an episode may have had limits of its own
+    return restore(record, rules.with_limits(record.limits))  # an episode may have had limits of its own
 
 
 def _past_of(replay: Replay, record: EpisodeRecord, factual: Kernel) -> tuple[Kernel, Generations]:
     """How a replay begins, and the recorded generations that it keeps."""
-    kernel = begin(replay, factual)
+    kernel = start_replay(replay, factual)
     places = [(step.agent_id, step.turn) for step in kernel.log]
     return kernel, {(agent, turn): record.by_id[agent].turns[turn].generation for agent, turn in places}

@@ -107,7 +107,7 @@ class RolloutRequest:
             )
 
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
-        rules = rules if self.limits is None else rules.under(self.limits)
+        rules = rules if self.limits is None else rules.with_limits(self.limits)
         return Kernel(self.task, rules.with_variant(self.prompt_variant)), {}
 
     def turn_seed(self, agent_id: AgentId, turn: int) -> int:

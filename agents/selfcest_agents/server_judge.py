@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, choice_of, text_of
 from selfcest_env.errors import InfrastructureError
-from selfcest_env.process import ProcessTerm, Step
+from selfcest_env.process import ProcessStep, ProcessTerm
 from selfcest_env.structure import Checked, Count, Finite, NotEmpty
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import Role
@@ -61,7 +61,7 @@ class ServerJudge(ProcessTerm, Checked):
         super().__post_init__()
         _ = self._markers  # a tokenizer that is not there is an error at once
 
-    def judge(self, steps: Sequence[Step]) -> list[float | InfrastructureError]:
+    def judge(self, steps: Sequence[ProcessStep]) -> list[float | InfrastructureError]:
         waiting = {str(n): step for n, step in enumerate(steps) if self.role in (None, step.role)}
         marks: dict[str, float | InfrastructureError] = {}
         client: Client[str] = Client(self.server)
@@ -92,7 +92,7 @@ class ServerJudge(ProcessTerm, Checked):
 
         return Markers(ChatLanguage(self.tokenizer).codec.markers)
 
-    def _body(self, step: Step, attempt: int) -> dict[str, Any]:
+    def _body(self, step: ProcessStep, attempt: int) -> dict[str, Any]:
         documents = {key: step.task.context[key] for key in step.shared_context if key in step.task.context}
         past = [{"wrote": turn.text, "replies": turn.replies} for turn in step.past]
         shown = {"asked": step.objective, "documents": documents, "earlier turns": past, "turn": step.text}

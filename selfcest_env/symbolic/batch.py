@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError, GameError, check_whole
+from selfcest_env.errors import ConfigError, GameError, check_integer
 from selfcest_env.symbolic.rules import MAX_COUNT, SymbolicRules
 from selfcest_env.symbolic.state import READY, UNBORN, Index, State, make_blank_state
 from selfcest_env.symbolic.streams import Keys, make_keys
@@ -49,9 +49,9 @@ class BatchDelegation:
     def __init__(self, rules: SymbolicRules, num_envs: int, *, max_cycles: int | None = None) -> None:
         if not isinstance(rules, SymbolicRules):
             raise ConfigError(f"rules is {rules!r}; expected SymbolicRules, as make_rules('chain') returns them")
-        check_whole("num_envs", num_envs, 1, MAX_COUNT)
+        check_integer("num_envs", num_envs, 1, MAX_COUNT)
         if max_cycles is not None:
-            check_whole("max_cycles", max_cycles, 1, MAX_COUNT)
+            check_integer("max_cycles", max_cycles, 1, MAX_COUNT)
         self.rules = rules
         self.max_cycles = max_cycles
         self.num_agents = rules.num_agents

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError, check_whole, did_you_mean
+from selfcest_env.errors import ConfigError, check_integer, did_you_mean
 from selfcest_env.symbolic.tasks import ForcedJoinTask, SymbolicTask, make_task
 from selfcest_env.types import Limits
 
@@ -60,15 +60,15 @@ class SymbolicRules:
                 "max_clones is None (unlimited), but possible_agents must be a finite list; "
                 f"expected a whole number from 0 to {MAX_AGENTS - 1}"
             )
-        check_whole("max_clones", self.max_clones, 0, MAX_AGENTS - 1)
-        check_whole("max_depth", self.max_depth, 0, MAX_AGENTS - 1)
-        check_whole("max_turns", self.max_turns, 1, 100)
+        check_integer("max_clones", self.max_clones, 0, MAX_AGENTS - 1)
+        check_integer("max_depth", self.max_depth, 0, MAX_AGENTS - 1)
+        check_integer("max_turns", self.max_turns, 1, 100)
         longest_opening = self.task.max_length + OPENING
         if self.total_tokens is not None:
             least = longest_opening + RESERVE
-            check_whole("total_tokens", self.total_tokens, least, MAX_COUNT, "the longest opening and an answer")
+            check_integer("total_tokens", self.total_tokens, least, MAX_COUNT, "the longest opening and an answer")
         if self.generated_tokens is not None:
-            check_whole("generated_tokens", self.generated_tokens, RESERVE, MAX_COUNT, "one answer")
+            check_integer("generated_tokens", self.generated_tokens, RESERVE, MAX_COUNT, "one answer")
         cost: object = self.token_cost
         if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
             raise ConfigError(f"token_cost is {cost!r}; expected a finite number >= 0")
@@ -103,16 +103,16 @@ class SymbolicRules:
             name = type(self.task).__name__
             raise ConfigError(f"{name} has {num_kinds} kinds of calls; expected 1, as joins are forced")
         parts = self.task.calls[0].parts
-        check_whole("max_depth", self.max_depth, 1, 1, "the root makes one call and its clones none")
-        check_whole("max_clones", self.max_clones, parts, MAX_AGENTS - 1, "a clone for every part")
-        check_whole("max_turns", self.max_turns, 2, 100, "a call, and its replies handed in")
+        check_integer("max_depth", self.max_depth, 1, 1, "the root makes one call and its clones none")
+        check_integer("max_clones", self.max_clones, parts, MAX_AGENTS - 1, "a clone for every part")
+        check_integer("max_turns", self.max_turns, 2, 100, "a call, and its replies handed in")
         if self.total_tokens is not None:
             call = int(self.least_tokens[self.column(0, self.task.max_length)])
             least = OPENING + self.task.max_length + call
-            check_whole("total_tokens", self.total_tokens, least, MAX_COUNT, "the opening and the call")
+            check_integer("total_tokens", self.total_tokens, least, MAX_COUNT, "the opening and the call")
         if self.generated_tokens is not None:
             least = 2 * parts + RESERVE
-            check_whole("generated_tokens", self.generated_tokens, least, MAX_COUNT, "the call and every answer")
+            check_integer("generated_tokens", self.generated_tokens, least, MAX_COUNT, "the call and every answer")
 
     # Sizes
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.checks import MAX_SEED, check_options, check_seed
 from selfcest_env.draw import Image
-from selfcest_env.errors import ConfigError, GameError, is_whole
+from selfcest_env.errors import ConfigError, GameError, is_integer_within
 from selfcest_env.plugin import check_choice
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
@@ -157,7 +157,7 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
                 The other environments do not change; their seeds are ignored, and their infos are zeros.
         """
         seeds: Any = seed
-        if is_whole(seed, 0, MAX_SEED):
+        if is_integer_within(seed, 0, MAX_SEED):
             seeds = [int(seed) + i for i in range(self.num_envs)]  # type: ignore[arg-type]
         if isinstance(seeds, np.ndarray):
             seeds = seeds.tolist()
@@ -237,7 +237,7 @@ def _reset_mask(mask: Any, count: int) -> NDArray[np.bool_]:
 def _are_seeds(seeds: Any, count: int) -> bool:
     if not isinstance(seeds, Sequence) or len(seeds) != count:
         return False
-    return all(is_whole(seed, 0, MAX_SEED) for seed in seeds)
+    return all(is_integer_within(seed, 0, MAX_SEED) for seed in seeds)
 
 
 def _whole_numbers(actions: Any, count: int) -> NDArray[np.integer[Any]]:

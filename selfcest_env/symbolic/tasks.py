@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError, check_whole, is_whole
+from selfcest_env.errors import ConfigError, check_integer, is_integer_within
 from selfcest_env.plugin import Registry, build, check_choice
 from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
 
@@ -129,13 +129,13 @@ class Chain:
 
     def __post_init__(self) -> None:
         _check_span("items", self.items, MAX_ITEMS)
-        check_whole("modulus", self.modulus, 2, MAX_MODULUS)
+        check_integer("modulus", self.modulus, 2, MAX_MODULUS)
         if self.window is not None:
-            check_whole("window", self.window, 1, MAX_ITEMS)
+            check_integer("window", self.window, 1, MAX_ITEMS)
         splits: object = self.splits
         # `None` is no whole number, so a value that is no collection fails the check below.
         numbers = list(splits) if isinstance(splits, Collection) else [None]
-        if len(set(numbers)) < len(numbers) or not all(is_whole(parts, 2, MAX_PARTS) for parts in numbers):
+        if len(set(numbers)) < len(numbers) or not all(is_integer_within(parts, 2, MAX_PARTS) for parts in numbers):
             raise ConfigError(f"splits is {splits!r}; expected different whole numbers from 2 to {MAX_PARTS}")
 
     @property
@@ -208,7 +208,7 @@ class Noisy(Chain):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_probability("rot", self.rot)
-        check_whole("clear", self.clear, 0, MAX_ITEMS)
+        check_integer("clear", self.clear, 0, MAX_ITEMS)
 
     def reliability(self, length: int) -> float:
         return float((1 - self.rot) ** max(0, length - self.clear))
@@ -265,8 +265,8 @@ class Cells:
     hidden: float = 0.0
 
     def __post_init__(self) -> None:
-        check_whole("cells", self.cells, 2, MAX_ITEMS)
-        check_whole("modulus", self.modulus, 2, MAX_MODULUS)
+        check_integer("cells", self.cells, 2, MAX_ITEMS)
+        check_integer("modulus", self.modulus, 2, MAX_MODULUS)
         check_choice("coupling", self.coupling, COUPLINGS)
         _check_probability("hidden", self.hidden)
 
@@ -354,8 +354,8 @@ class Lookup:
     values: int = 4
 
     def __post_init__(self) -> None:
-        check_whole("keys", self.keys, 2, MAX_MODULUS)
-        check_whole("values", self.values, 2, MAX_MODULUS)
+        check_integer("keys", self.keys, 2, MAX_MODULUS)
+        check_integer("values", self.values, 2, MAX_MODULUS)
         _check_span("hops", self.hops, self.keys, "keys = ")
 
     @property
@@ -461,7 +461,7 @@ def _check_probability(name: str, value: object) -> None:
 def _check_span(name: str, value: object, most: int, limit: str = "") -> None:
     """Raise `ConfigError` unless `value` is a whole number from 1 to `most`, or two of them in order."""
     ends = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(ends) != 2 or not all(is_whole(end, 1, most) for end in ends) or ends[0] > ends[1]:
+    if len(ends) != 2 or not all(is_integer_within(end, 1, most) for end in ends) or ends[0] > ends[1]:
         raise ConfigError(
             f"{name} is {value!r}; expected 1 <= fewest <= most <= {limit}{most}: a whole number, or (fewest, most)"
         )

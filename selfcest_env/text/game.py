@@ -35,7 +35,7 @@ class TextGame:
         self.episode_id, self.seed, self.max_chars = episode_id, seed, max_chars
         self.kernel = Kernel(task, rules)
         self.roster = Roster(names)
-        self.roster.enrol(self.kernel.agents)
+        self.roster.register(self.kernel.agents)
         self.cycle = 0
         self._generations: dict[tuple[AgentId, int], Generation] = {}
 
@@ -60,7 +60,7 @@ class TextGame:
         for agent_id in ready if order is None else _checked(order(ready), ready):
             self._turn(agent_id, texts.get(self.roster.name_of(agent_id)) or "")
         self.cycle += 1
-        return self.roster.enrol(self.kernel.agents)
+        return self.roster.register(self.kernel.agents)
 
     def record(self) -> EpisodeRecord:
         """The episode, not yet scored. Raises `RecordError` while it is not over."""

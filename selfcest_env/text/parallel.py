@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from selfcest_env.checks import check_agent, check_seed, check_snapshot, check_text
 from selfcest_env.draw import Image, draw
-from selfcest_env.errors import ConfigError, GameError, TaskError, is_whole
+from selfcest_env.errors import ConfigError, GameError, TaskError, is_integer_within
 from selfcest_env.plugin import check_choice
 from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord
@@ -113,7 +113,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
             )
         for name, value in (("max_cycles", max_cycles), ("max_chars", max_chars), ("max_task_chars", max_task_chars)):
             unlimited = value is None and name == "max_cycles"
-            if not unlimited and not is_whole(value, 1, sys.maxsize):
+            if not unlimited and not is_integer_within(value, 1, sys.maxsize):
                 raise ConfigError(f"{name} is {value!r}; expected a whole number >= 1")
         self.render_mode = check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.population = Population(check_choice("population", population, tuple(Population)))

@@ -14,14 +14,14 @@ from test_openai_engine import Reply, Serve, Server, config, serve
 from selfcest_agents.server_counts import ServerCounts, tallied
 from selfcest_agents.server_judge import ServerJudge
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
-from selfcest_env.process import Step
+from selfcest_env.process import ProcessStep
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Outcome, Role, Task
 
 __all__ = ["serve"]  # the fixture
 
 TASK = Task("t", "Sum A and B.", "42", "ledgers", {"A": "1 2", "B": "3"})
-CLONE = Step(TASK, 1, "Add up A.", ("A",), (), "<|im_start|>Mark: 10", Outcome.ANSWERED, None, 4, None)
+CLONE = ProcessStep(TASK, 1, "Add up A.", ("A",), (), "<|im_start|>Mark: 10", Outcome.ANSWERED, None, 4, None)
 ROOT_STEP = replace(CLONE, depth=0, objective=TASK.prompt, shared_context=(), text="call")
 
 

@@ -15,7 +15,7 @@ from selfcest_env import process
 from selfcest_env.errors import RewardError
 from selfcest_env.graders import ExactMatch, Grade
 from selfcest_env.kernel import Kernel
-from selfcest_env.process import PastTurn, ProcessTerm, Step
+from selfcest_env.process import PastTurn, ProcessStep, ProcessTerm
 from selfcest_env.record import EpisodeRecord, Generation, Turn, build_record, from_json, to_json
 from selfcest_env.reward import CloneCost, Correct, MalformedCost, Reward, RewardTerm, TokenCost, TurnTerm
 from selfcest_env.rules import Rules
@@ -51,9 +51,9 @@ TREE = {"x": ["junk", "<ans>1<end>"], "y": ["<ans>2<end>"]}
 class Lengths(ProcessTerm):
     """A tenth of the characters of a clone's turn; it writes down what it was asked."""
 
-    asked: list[tuple[Step, ...]] = field(default_factory=list, compare=False)
+    asked: list[tuple[ProcessStep, ...]] = field(default_factory=list, compare=False)
 
-    def judge(self, steps: Sequence[Step]) -> list[float]:
+    def judge(self, steps: Sequence[ProcessStep]) -> list[float]:
         self.asked.append(tuple(steps))
         return [len(step.text) / 10 if step.depth else 0.0 for step in steps]
 
@@ -198,7 +198,7 @@ class Says(ProcessTerm):
 
     judgements: Any
 
-    def judge(self, steps: Sequence[Step]) -> Any:
+    def judge(self, steps: Sequence[ProcessStep]) -> Any:
         if isinstance(self.judgements, Exception):
             raise self.judgements
         return self.judgements

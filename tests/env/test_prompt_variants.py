@@ -349,7 +349,7 @@ def test_a_record_that_names_no_wording_is_told_apart_by_its_prices() -> None:
 def test_rules_keep_their_names_under_other_limits() -> None:
     with_variant = Rules(LIMITS, HERMES, WORDS).with_variant(Tell(Note("Be quick."))).with_variant(TellClones())
     names = (repr(Tell(Note("Be quick."))), "TellClones()")
-    assert with_variant.under(replace(LIMITS, max_turns=0)).prompt_variant == with_variant.prompt_variant == names
+    assert with_variant.with_limits(replace(LIMITS, max_turns=0)).prompt_variant == with_variant.prompt_variant == names
 
 
 class Calls:

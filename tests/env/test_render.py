@@ -10,7 +10,7 @@ import pytest
 from text_play import LIMITS, Sums, call, make, play
 
 from selfcest_env import delegation_v0
-from selfcest_env.counterfactual import again
+from selfcest_env.counterfactual import replay_turns
 from selfcest_env.draw import HEIGHT, WIDTH, Layout, draw
 from selfcest_env.palette import ANSWERED, FAILED, PAGE, READY, SPENT, STATUS, SURFACE, WAITING
 from selfcest_env.render import (
@@ -102,7 +102,7 @@ def test_a_record_tells_how_every_moment_of_its_game_looked(late: int) -> None:
         env = make()
         record = play(env, seed)
         assert env._game is not None
-        for kernel in again(record, env._game.kernel.rules, lambda kernel: kernel.ready()[late]):
+        for kernel in replay_turns(record, env._game.kernel.rules, lambda kernel: kernel.ready()[late]):
             played = {agent_id: len(state.turns) for agent_id, state in kernel.agents.items()}
             assert nodes_of_part(record, played) == nodes_of_kernel(kernel)
             moments += 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plain_game import A, B, Plain, Unit, ask, game, play
 
 from selfcest_env.budget import Amounts
-from selfcest_env.counterfactual import begin, check_replay, fork_before, replay_seed, restore
+from selfcest_env.counterfactual import check_replay, fork_before, replay_seed, restore, start_replay
 from selfcest_env.errors import CreditError, GameError, RecordError
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Reply
@@ -35,7 +35,7 @@ C, D = ROOT.child(2), ROOT.child(3)
 def fork(kernel: Kernel, **interventions: Intervention) -> Kernel:
     """By agents `root_0`: how the replay with these interventions begins."""
     named = {AgentId.parse(name.replace("_", ".")): what for name, what in interventions.items()}
-    other = begin(Replay.of("e", named), kernel)
+    other = start_replay(Replay.of("e", named), kernel)
     other.ledger.check()
     return other
 
@@ -119,7 +119,7 @@ def test_a_reply_put_in_is_read_and_costs_nobody_anything() -> None:
     assert other.ledger.totals()[0] == Amounts(5 + 5 + 7 + 6, 5 + 4, 1)
     spoken = Kernel(TASK, rules())
     speak(spoken, scripted)
-    record = speak(begin(Replay.of("e", {A: Intervention.replace("7")}), spoken), scripted)
+    record = speak(start_replay(Replay.of("e", {A: Intervention.replace("7")}), spoken), scripted)
     assert 'its parent was given "7"' in render_record(record)
     assert (record.by_id[A].reply, record.by_id[A].absent, record.by_id[A].failed) == ("7", True, False)
     assert from_json(to_json(record)) == record
@@ -131,7 +131,7 @@ def test_a_reply_that_no_clone_could_have_sent_is_refused() -> None:
     with pytest.raises(
         CreditError, match=r"root\.0=replace:[0-9a-f]{16}/sample0: the reply for root\.0 has \d+ tokens"
     ):
-        begin(Replay.of("e", {A: Intervention.replace("1" * 500)}), kernel)
+        start_replay(Replay.of("e", {A: Intervention.replace("1" * 500)}), kernel)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_restored_from_its_texts_an_episode_is_what_it_was() -> None:
 def test_a_replayed_record_goes_through_json_and_can_be_replayed_itself() -> None:
     kernel = Kernel(TASK, rules())
     factual = speak(kernel, scripted)
-    record = speak(begin(Replay.of("e", {A: DEFAULT}), kernel), scripted)
+    record = speak(start_replay(Replay.of("e", {A: DEFAULT}), kernel), scripted)
     assert from_json(to_json(record)) == record
     absent = record.by_id[A]
     assert (absent.status, absent.turns, absent.reply, absent.absent, absent.failed) == (
@@ -310,7 +310,7 @@ def test_a_replayed_record_goes_through_json_and_can_be_replayed_itself() -> Non
     again = restore(record, rules())
     cost = record.cost
     assert again.ledger.totals()[0] == Amounts(cost.total_tokens, cost.generated_tokens, cost.clones)
-    without_b = begin(Replay.of("e", {B: DEFAULT}), again)
+    without_b = start_replay(Replay.of("e", {B: DEFAULT}), again)
     assert set(without_b.absent) == {A, B}
     assert speak(without_b, scripted).cost.clones == 1
 
@@ -318,7 +318,7 @@ def test_a_replayed_record_goes_through_json_and_can_be_replayed_itself() -> Non
 def test_every_clone_absent_is_an_episode_without_clones() -> None:
     kernel = Kernel(TASK, rules())
     speak(kernel, scripted)
-    record = speak(begin(Replay.of("e", {A: DEFAULT, B: DEFAULT}), kernel), lambda a, t: "<ans>7<end>")
+    record = speak(start_replay(Replay.of("e", {A: DEFAULT, B: DEFAULT}), kernel), lambda a, t: "<ans>7<end>")
     assert (record.cost.clones, record.cost.depth, record.cost.turns) == (0, 0, 2)
     assert record.cost.critical_path_tokens == record.root.generated_tokens
 
@@ -362,10 +362,10 @@ def test_completion_order_cannot_matter(seed: int, orders: tuple[int, int]) -> N
     if not chosen:
         return
     replay = Replay.of("e", chosen)
-    anew = [begin(replay, kernel) for kernel in (one, two)]
+    anew = [start_replay(replay, kernel) for kernel in (one, two)]
     assert anew[0].agents == anew[1].agents
     assert anew[0].ledger.accounts == anew[1].ledger.accounts
-    again = begin(replay, restore(record, rules(total_tokens=900)))
+    again = start_replay(replay, restore(record, rules(total_tokens=900)))
     assert again.agents == anew[0].agents
     for step in anew[0].log:
         assert anew[0].agents[step.agent_id].turns[step.turn] == record.by_id[step.agent_id].turns[step.turn].facts

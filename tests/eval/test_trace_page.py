@@ -68,7 +68,7 @@ def test_the_page_says_what_the_records_say(records: list[EpisodeRecord]) -> Non
 def test_what_the_environment_wrote_is_there_word_for_word(records: list[EpisodeRecord]) -> None:
     read = page(records)
     for record, shown in zip(records, read.episodes, strict=True):
-        kernel = restore(record, RULES.under(record.limits))
+        kernel = restore(record, RULES.with_limits(record.limits))
         for agent, told in zip(record.agents, shown["agents"], strict=True):
             blocks = [turn["wrote"] for turn in told["turns"]] + ([told["after"]] if told["after"] else [])
             expected = [
@@ -87,7 +87,7 @@ def test_accounts_add_up_after_every_turn_and_end_as_the_game_s(records: list[Ep
             spent, reserved = (sum(amounts[i] for amounts in now.values()) for i in (1, 2))
             assert min(open_.values()) >= 0
             assert spent + reserved + sum(open_.values()) == record.limits.total_tokens
-        accounts = restore(record, RULES.under(record.limits)).ledger.accounts
+        accounts = restore(record, RULES.with_limits(record.limits)).ledger.accounts
         assert {record.agents[place].agent_id: amounts for place, amounts in now.items()} == {
             agent: tuple(part.total_tokens for part in account[:4]) for agent, account in accounts.items()
         }

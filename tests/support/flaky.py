@@ -15,7 +15,7 @@ from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_agents.samplers import Sampler
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import InfrastructureError
-from selfcest_env.process import ProcessTerm, Step
+from selfcest_env.process import ProcessStep, ProcessTerm
 from selfcest_env.record import Generation
 from selfcest_env.types import TurnKey
 
@@ -61,7 +61,7 @@ class FlakyJudge(ProcessTerm):
     times: int = 1
     asked: list[str] = field(default_factory=list, compare=False)
 
-    def judge(self, steps: Sequence[Step]) -> list[float | InfrastructureError]:
+    def judge(self, steps: Sequence[ProcessStep]) -> list[float | InfrastructureError]:
         found: list[float | InfrastructureError] = []
         for step in steps:
             failed = sum(text.startswith(self.loses) for text in self.asked)

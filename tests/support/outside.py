@@ -21,7 +21,7 @@ from selfcest_baselines.learner import MarlLearner
 from selfcest_baselines.progress import Examiner
 from selfcest_baselines.rollout import Rollout
 from selfcest_env.graders import Grade
-from selfcest_env.process import ProcessTerm, Step
+from selfcest_env.process import ProcessStep, ProcessTerm
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import Chain
@@ -82,7 +82,7 @@ class Praise(ProcessTerm):
 
     weight: float
 
-    def judge(self, steps: Sequence[Step]) -> list[float]:
+    def judge(self, steps: Sequence[ProcessStep]) -> list[float]:
         seen["process reward"] += 1
         return [self.weight * (step.generated_tokens < 9) for step in steps]
 

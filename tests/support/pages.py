@@ -123,7 +123,9 @@ def harmful() -> EpisodeRecord:
     """An episode with such a text in every field that holds one."""
     task = Task(EVIL, EVIL, EVIL, EVIL, {ASKED: EVIL}, (EVIL,), {"family": EVIL, "size": EVIL, EVIL: EVIL})
     limits = Limits(total_tokens=20_000, turn_tokens=1000, reply_tokens=500)
-    (record,) = rollout([RolloutRequest(f"g.{EVIL}/a'\"b", task, seed=0)], ScriptedPolicy(Evil()), RULES.under(limits))
+    (record,) = rollout(
+        [RolloutRequest(f"g.{EVIL}/a'\"b", task, seed=0)], ScriptedPolicy(Evil()), RULES.with_limits(limits)
+    )
     return replace(record, reward_terms={EVIL: 0.5}, weights={EVIL: 2.0}, parts={EVIL: {EVIL: 0.5}}, grade_note=EVIL)
 
 

@@ -14,7 +14,7 @@ from selfcest_agents.codec import TerseCodec
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.graders import ExactMatch, Grade
 from selfcest_env.graders.cells import CellMatch
-from selfcest_env.process import ProcessTerm, Step
+from selfcest_env.process import ProcessStep, ProcessTerm
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import MalformedCost, Reward, RewardTerm, Score, TokenCost
 from selfcest_env.rules import Rules
@@ -46,7 +46,7 @@ class CloneTurnReward(ProcessTerm):
 
     by_text: Mapping[str, float]
 
-    def judge(self, steps: Sequence[Step]) -> list[float]:
+    def judge(self, steps: Sequence[ProcessStep]) -> list[float]:
         return [self.by_text.get(step.text, 0.0) if step.depth else 0.0 for step in steps]
 
 

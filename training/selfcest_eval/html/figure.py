@@ -21,7 +21,7 @@ from selfcest_env.draw import (
     DOWN,
     MARGIN,
     Box,
-    Curve,
+    EdgeCurve,
     Image,
     Layout,
     Shape,
@@ -151,7 +151,7 @@ def _element(shape: Shape) -> str:
                 f'<rect class="{classes}" x="{shape.x:.4g}" y="{shape.y:.4g}" width="{shape.width:.4g}" '
                 f'height="{shape.height:.4g}" rx="{shape.round:.3g}" fill="{shape.fill.light}"{line}/>'
             )
-        case Curve():
+        case EdgeCurve():
             middle = (shape.y1 + shape.y2) / 2
             return (
                 f'<path class="{_NAMES[shape.stroke]}-line" d="M{shape.x1:.4g} {shape.y1:.4g}C{shape.x1:.4g} '

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from selfcest_env.budget import Account
-from selfcest_env.counterfactual import again
+from selfcest_env.counterfactual import replay_turns
 from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord
@@ -68,7 +68,7 @@ def _played(record: EpisodeRecord, face: Face, clock: Clock) -> Played:
         return clock.first_to_end((agent, len(kernel.agents[agent].turns)) for agent in kernel.ready())
 
     entries, before, kernel = list[Entry](), dict[AgentId, Account](), None
-    for kernel in again(record, face.rules.under(record.limits), choose):
+    for kernel in replay_turns(record, face.rules.with_limits(record.limits), choose):
         accounts = dict(kernel.ledger.accounts)
         changed = {agent: account for agent, account in accounts.items() if before.get(agent) is not account}
         last = kernel.log[-1] if kernel.log else None

@@ -44,7 +44,7 @@ class ExpertPlayer(LocalPlayer):
         return self.game.counter if isinstance(self.game.counter, Codec) else None
 
     def rules(self, limits: Limits) -> Rules:
-        return self.game.under(limits)
+        return self.game.with_limits(limits)
 
     def policy(self, temperature: float) -> Policy:
         return ScriptedPolicy(self.actor, self.codec)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from selfcest_agents.player import Player, Wrapper
 from selfcest_agents.rollout import RolloutRequest
-from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.errors import ConfigError, check_integer
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import Registry
 from selfcest_env.protocol import PromptFormat, PromptVariant
@@ -190,7 +190,7 @@ class MonolithicRead(Strategy):
 
     def __post_init__(self) -> None:
         if self.max_reads is not None:
-            check_whole("max_reads", self.max_reads, 1, 2**31)
+            check_integer("max_reads", self.max_reads, 1, 2**31)
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=self.max_reads)

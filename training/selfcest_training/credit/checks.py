@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from selfcest_env.counterfactual import check_replay, is_anew
+from selfcest_env.counterfactual import check_replay, is_replayed_turn
 from selfcest_env.errors import CreditError, SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.replay import Replay
@@ -187,7 +187,7 @@ def _named_branches(scheme: str, credit: Credit, replayed: Replayed) -> dict[Tur
     for replay, record in replayed.items():
         for key, turn in record.turns():
             if key in credit.advantage:
-                if not is_anew(replay, record, key.agent_id, key.turn):
+                if not is_replayed_turn(replay, record, key.agent_id, key.turn):
                     raise CreditError(
                         f"credit scheme '{scheme}' credits {key}, which the replay has kept from its episode; credit "
                         f"{TurnKey(replay.episode_id, key.agent_id, key.turn)}"

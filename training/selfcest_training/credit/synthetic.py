@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
 
-from selfcest_env.counterfactual import is_anew
+from selfcest_env.counterfactual import is_replayed_turn
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Generation, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
@@ -77,7 +77,7 @@ def _named(name: str, _: AgentId) -> str:
 def _source(replay: Replay, episode: EpisodeRecord, source: Source, clone: AgentId) -> str:
     """In a replay of an episode whose clones have this source."""
     last = len(episode.by_id[clone].turns) - 1  # which is played anew if any turn is
-    return str(replay) if is_anew(replay, episode, clone, last) else source(clone)
+    return str(replay) if is_replayed_turn(replay, episode, clone, last) else source(clone)
 
 
 class World:
