@@ -1,1 +1,1 @@
-"""The text face of the game: protocols, messages, and the PettingZoo view of them."""
+"""The game in texts: prompt formats, messages, and the PettingZoo environment on them."""

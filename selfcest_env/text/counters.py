@@ -1,4 +1,4 @@
-"""Token counting without a model: for the text environment and for tests."""
+"""Counts tokens without a model, for the text environment and for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ class WordCounter:
     message_tokens = 1
 
     def count(self, messages: Sequence[Message], boundary: Boundary) -> int:
-        return sum(self.message_tokens + sum(self.count_text(part.text) for part in m.parts) for m in messages)
+        tokens = 0
+        for message in messages:
+            tokens += self.message_tokens + sum(self.count_text(part.text) for part in message.parts)
+        return tokens
 
     def count_text(self, text: str) -> int:
         return sum(1 for _ in _WORD.finditer(text))
@@ -26,4 +29,5 @@ class ByteCounter(WordCounter):
     """A token is a byte of UTF-8. A message costs one token for its role."""
 
     def count_text(self, text: str) -> int:
+        # Half a surrogate pair, which a model can generate, has no other encoding.
         return len(text.encode("utf-8", errors="surrogatepass"))

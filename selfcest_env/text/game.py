@@ -1,4 +1,4 @@
-"""One episode played by texts alone: joint steps of named agents over the kernel. No framework, no spaces."""
+"""One episode in texts: joint steps of named agents on the kernel, without PettingZoo and without spaces."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ Order = Callable[[Sequence[AgentId]], Sequence[AgentId]]
 
 
 class TextGame:
-    """A kernel, the names of its agents and what they wrote.
+    """One episode on a kernel, with agents under their PettingZoo names.
 
     Args:
-        task, rules: what is played, and how.
-        names: seats for the root and for every clone that may be born.
-        episode_id, seed: what the record will say.
-        max_chars: longer texts are dropped unread and charged as if they had used the whole grant.
+        task: the task.
+        rules: rules of the episode.
+        names: names of all possible agents, the root's first.
+        episode_id, seed: id and seed of the record.
+        max_chars: a longer text is dropped unread and charged the agent's whole grant.
     """
 
     def __init__(
         self, task: Task, rules: Rules, names: tuple[str, ...], *, episode_id: str, seed: int, max_chars: int
     ) -> None:
-        self.episode_id, self.seed, self.max_chars = episode_id, seed, max_chars
+        self.episode_id = episode_id
+        self.seed = seed
+        self.max_chars = max_chars
         self.kernel = Kernel(task, rules)
         self.roster = Roster(names)
         self.roster.register(self.kernel.agents)
@@ -40,54 +43,70 @@ class TextGame:
         self._generations: dict[tuple[AgentId, int], Generation] = {}
 
     def copy(self) -> TextGame:
-        """An independent copy; what has happened is immutable and shared."""
+        """Return an independent copy; both share the immutable past."""
         other = TextGame.__new__(TextGame)
         other.__dict__.update(self.__dict__)
-        other.kernel, other.roster = self.kernel.fork(), self.roster.copy()
+        other.kernel = self.kernel.fork()
+        other.roster = self.roster.copy()
         other._generations = dict(self._generations)
         return other
 
     def joint_step(self, texts: Mapping[str, str | None], order: Order | None = None) -> list[str]:
-        """Play one turn of every agent that is ready; returns the names of the clones born of it.
+        """Play one turn of every ready agent.
 
-        Texts of agents that are not ready are ignored. A ready agent without a text says nothing, which costs a turn.
-        Raises `GameError`, before anything is played, for an unknown name or an action that is no text.
+        Args:
+            texts: the texts by agent. Texts of agents that are not ready are ignored. A ready agent without a text
+                plays the empty one, which costs a turn.
+            order: for tests, the order in which the ready agents play.
+
+        Returns:
+            The names of the clones that were born.
+
+        Raises:
+            GameError: a name is unknown or an action is no text; the game has not changed.
         """
         check_actions(texts, self.roster.names)
         for name, text in texts.items():
             check_text(name, text)
         ready = self.kernel.ready()
-        for agent_id in ready if order is None else _checked(order(ready), ready):
-            self._turn(agent_id, texts.get(self.roster.name_of(agent_id)) or "")
+        for agent_id in ready if order is None else _check_order(order(ready), ready):
+            self._play_turn(agent_id, texts.get(self.roster.name_of(agent_id)) or "")
         self.cycle += 1
         return self.roster.register(self.kernel.agents)
 
     def record(self) -> EpisodeRecord:
-        """The episode, not yet scored. Raises `RecordError` while it is not over."""
+        """Return the record of the episode, not yet scored. Raises `RecordError` before the episode has ended."""
         return build_record(self.kernel, self._generations, episode_id=self.episode_id, seed=self.seed)
 
-    def _turn(self, agent_id: AgentId, text: str) -> None:
-        state, rules = self.kernel.agents[agent_id], self.kernel.rules
+    def _play_turn(self, agent_id: AgentId, text: str) -> None:
+        state = self.kernel.agents[agent_id]
+        rules = self.kernel.rules
         assert state.turn is not None
         grant = state.turn.max_new_tokens
-        text = str(text)  # a plain one, where it is of a subclass
+        text = str(text)  # the record stores no subclass of str, such as `numpy.str_`
         too_long = len(text) > self.max_chars
         if too_long and grant is not None:
             used = grant + 1
         else:
             used = rules.counter.count_text(text)
-        # The kernel charges what is over the grant its whole grant; nobody ever reads the text.
-        dropped = too_long or (grant is not None and used > grant)
-        text = "" if dropped else text
-        action: Action = Malformed(Fault.OVER_GRANT) if dropped else rules.protocol.parse(text)
+        # The kernel charges a text over the grant the whole grant, and the text is shown to no agent.
+        is_dropped = too_long or (grant is not None and used > grant)
+        text = "" if is_dropped else text
+        action: Action = Malformed(Fault.OVER_GRANT) if is_dropped else rules.protocol.parse(text)
         self._generations[agent_id, len(state.turns)] = Generation(text)
         self.kernel.step(agent_id, action, Usage(used), text)
 
 
-def scored(record: EpisodeRecord, reward: Reward | RewardFunction) -> EpisodeRecord:
-    """The record with its reward terms. Raises `RewardError` rather than let a failure look like a reward.
+def score_record(record: EpisodeRecord, reward: Reward | RewardFunction) -> EpisodeRecord:
+    """Return the record with its reward terms.
 
-    `reward` is what `make_reward` builds, or any function from the unscored record to named terms.
+    Args:
+        record: the unscored record.
+        reward: a `Reward`, as `make_reward` builds it, or a function from the record to named terms.
+
+    Raises:
+        RewardError: the function raised, or its result is no mapping of names to finite numbers. A failure must not
+            look like a reward.
     """
     if isinstance(reward, Reward):
         return reward.score(record)
@@ -111,12 +130,12 @@ def scored(record: EpisodeRecord, reward: Reward | RewardFunction) -> EpisodeRec
 
 
 def exact_match(record: EpisodeRecord) -> Mapping[str, float]:
-    """1 if the root's answer, stripped, is the task's answer or one of its aliases; else 0."""
+    """Return 1 if the root's answer, stripped, is the task's answer or one of its aliases, else 0."""
     right = {text.strip() for text in (record.task.answer, *record.task.aliases)}
     return {"exact_match": float(record.answer is not None and record.answer.strip() in right)}
 
 
-def _checked(order: Sequence[AgentId], ready: Sequence[AgentId]) -> Sequence[AgentId]:
+def _check_order(order: Sequence[AgentId], ready: Sequence[AgentId]) -> Sequence[AgentId]:
     if sorted(order) != sorted(ready):
         raise GameError(f"order returned {list(map(str, order))}; expected a permutation of {list(map(str, ready))}")
     return order

@@ -1,4 +1,4 @@
-"""The text game as a PettingZoo environment: a view of the kernel. `delegation_v0` is its page and its front door."""
+"""The text game as a PettingZoo environment on the kernel; import it from `delegation_v0`, which documents it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.screen import Screen
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
-from selfcest_env.text.game import Order, RewardFunction, TextGame, exact_match, scored
+from selfcest_env.text.game import Order, RewardFunction, TextGame, exact_match, score_record
 from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.setup import (
     check_callable,
@@ -50,7 +50,7 @@ from selfcest_env.types import Limits, TokenCounter
 
 @dataclass(frozen=True)
 class DelegationSnapshot:
-    """All that changes while an environment is used. Picklable; may be set on any environment built alike."""
+    """The changeable state of an environment. It can be pickled, and set on any environment with the same arguments."""
 
     agents: tuple[str, ...]
     game: TextGame | None
@@ -62,21 +62,21 @@ class DelegationSnapshot:
 
 
 class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, unused-ignore]
-    """The text game as a PettingZoo `ParallelEnv`; `delegation_v0` describes it.
+    """The text game as a PettingZoo `ParallelEnv`; see `delegation_v0`.
 
     Args:
         task_source: an object with `draw(rng) -> Task`, or the name of a source in `selfcest_env.tasks`.
         source_options: options of a source given by name.
-        limits: budgets and shape of the tree; `max_clones` must be finite.
+        limits: limits on tokens and on the tree; `max_clones` must be finite.
         population: "dynamic", "persistent" or "fixed".
-        reward: a preset of `make_reward` by name, a `Reward`, or a function from a finished record to named terms; the
-            team reward is their sum.
-        protocol: how calls and answers are written: "hermes", "terse", "package.module:Class" or a `PromptFormat`.
-        counter: what a token is: "words", "bytes" or a `TokenCounter`.
-        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
-        max_chars: characters of one action.
-        max_task_chars: characters of a task's prompt and documents, some overhead per document included.
-        order: for tests: in which order the ready agents of a joint step are played. The record cannot depend on it.
+        reward: the name of a preset of `make_reward`, a `Reward`, or a function from a finished record to named terms,
+            whose sum is the team reward.
+        protocol: format of calls and answers: "hermes", "terse", "package.module:Class" or a `PromptFormat`.
+        counter: counter of tokens: "words", "bytes" or a `TokenCounter`.
+        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every episode.
+        max_chars: most characters of one action.
+        max_task_chars: most characters of a task's prompt and documents, with some overhead per document.
+        order: for tests, the order in which the ready agents of a joint step play. The record does not depend on it.
         render_mode: "human", "ansi", "rgb_array" or `None`.
     """
 
@@ -117,19 +117,20 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
                 raise ConfigError(f"{name} is {value!r}; expected a whole number >= 1")
         self.render_mode = check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.population = Population(check_choice("population", population, tuple(Population)))
-        self.limits, self.reward, self.order = limits, find_reward(reward), check_callable("order", order)
-        self.max_cycles, self.max_chars, self.max_task_chars = max_cycles, max_chars, max_task_chars
+        self.limits = limits
+        self.reward = find_reward(reward)
+        self.order = check_callable("order", order)
+        self.max_cycles = max_cycles
+        self.max_chars = max_chars
+        self.max_task_chars = max_task_chars
+        # Observations are plain text, so no task and no agent may write a marker of a chat template.
         protocol = PlainTextProtocol(find_protocol(protocol))
         self.rules = Rules(limits, protocol, find_counter(counter))
         self.task_source = find_source(task_source, source_options)
         self.possible_agents = [f"agent_{k}" for k in range(1 + limits.max_clones)]
         self._seats = {agent: k for k, agent in enumerate(self.possible_agents)}
         self._max_text = transcript_bound(limits, self.rules.protocol, max_chars, max_task_chars)
-        box = (0.0, 1.0, (len(OBSERVATION_FEATURES),), np.float32)
-        self.observation_spaces = {
-            agent: spaces.Dict({"observation": spaces.Box(*box), "text": FreeText(self._max_text)})
-            for agent in self.possible_agents
-        }
+        self.observation_spaces = {agent: self._make_observation_space() for agent in self.possible_agents}
         self.action_spaces = {agent: FreeText(max_chars) for agent in self.possible_agents}
         self.state_space = spaces.Box(0.0, 1.0, (state_size(len(self.possible_agents)),), np.float32)
         self.agents: list[str] = []
@@ -149,23 +150,23 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         return self.action_spaces[agent]
 
     def _check_action(self, agent: str, action: object) -> None:
-        """Raise `GameError` for an action that `step` would not take."""
+        """Raise `GameError` for an action that `step` would reject; the AEC environment calls it."""
         check_text(agent, action)
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-        """Start an episode. With a seed the series of episodes starts anew; without, it goes on.
+        """Start an episode: the first one of a seed, or without a seed the next one.
 
         Args:
-            seed: equal seeds give equal series of tasks. Seeds the spaces of all possible agents as well.
-            options: `{"task": Task}` plays that task instead of drawing one.
+            seed: equal seeds give equal series of tasks. It also seeds the spaces of all possible agents.
+            options: `{"task": Task}` plays this task instead of drawing one.
         """
         check_seed(seed)
         task = task_option(options)
         if seed is not None or self._base_seed is None:
             self._seed(secrets.randbits(63) if seed is None else seed)
-        name = f"e{self._base_seed}.{self._num_episodes}"
+        episode_id = f"e{self._base_seed}.{self._num_episodes}"
         episode_seed = stream_seed("delegation_v0", self._base_seed or 0, self._num_episodes)
         if task is None:
             task = self.task_source.draw(np.random.default_rng(stream_seed("task", episode_seed)))
@@ -179,12 +180,13 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
             task,
             self.rules,
             tuple(self.possible_agents),
-            episode_id=name,
+            episode_id=episode_id,
             seed=episode_seed,
             max_chars=self.max_chars,
         )
         self._num_episodes += 1
-        self._record, self._truncated = None, False
+        self._record = None
+        self._truncated = False
         self.agents = self.possible_agents[: None if self.population is Population.FIXED else 1]
         self._show()
         return self._observations(self.agents), self._infos(self.agents)
@@ -194,58 +196,68 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
     ) -> tuple[
         dict[str, dict[str, Any]], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
     ]:
-        """Play one joint step; after the end it returns empty dicts.
+        """Play one joint step; after the end of the episode it returns empty dicts.
 
         Args:
-            actions: a text, or `None` for none, by agent. Those of possible agents that are not live are ignored.
+            actions: a text, or `None` for none, by agent. Actions of possible agents that are not in `agents` are
+                ignored.
 
         Raises:
-            GameError: no episode, no mapping, an unknown name, or an action that is no text; nothing has been played.
+            GameError: there is no episode, `actions` is no mapping, a name is unknown, or an action is no text. The
+                game has not changed.
         """
-        game = self._playing()
+        game = self._current_game()
         if not self.agents:
             return {}, {}, {}, {}, {}
         born = game.joint_step(actions, self.order)
         if game.kernel.done:
-            self._record = scored(game.record(), self.reward)
-        over = self._record is not None
-        self._truncated = not over and self.max_cycles is not None and game.cycle >= self.max_cycles
-        here = list(self.agents)
-        if not over and not self._truncated and self.population is not Population.FIXED:
-            here += [agent for agent in born if self.population is Population.PERSISTENT or not self._ended(agent)]
-        terminations = {agent: over or (self.population is Population.DYNAMIC and self._ended(agent)) for agent in here}
-        truncations = {agent: self._truncated and not terminations[agent] for agent in here}
-        rewards = dict.fromkeys(here, 0.0 if self._record is None else self._record.team_return)
-        self.agents = [agent for agent in here if not terminations[agent] and not truncations[agent]]
+            self._record = score_record(game.record(), self.reward)
+        terminated = self._record is not None
+        self._truncated = not terminated and self.max_cycles is not None and game.cycle >= self.max_cycles
+        # Agents with a result of this step: those that were live, and clones born in it.
+        agents = list(self.agents)
+        if not terminated and not self._truncated and self.population is not Population.FIXED:
+            # A clone may have ended at birth, because not one token could be granted.
+            agents += [
+                agent for agent in born if self.population is Population.PERSISTENT or not self._has_ended(agent)
+            ]
+        is_dynamic = self.population is Population.DYNAMIC
+        terminations = {agent: terminated or (is_dynamic and self._has_ended(agent)) for agent in agents}
+        truncations = {agent: self._truncated and not terminations[agent] for agent in agents}
+        rewards = dict.fromkeys(agents, 0.0 if self._record is None else self._record.team_return)
+        self.agents = [agent for agent in agents if not terminations[agent] and not truncations[agent]]
         self._show()
-        return self._observations(here), rewards, terminations, truncations, self._infos(here)
+        return self._observations(agents), rewards, terminations, truncations, self._infos(agents)
 
     def state(self) -> Vector:
-        """The whole tree for critics: `vectors.GLOBAL_FEATURES`, then `vectors.AGENT_FEATURES` per possible agent."""
-        game = self._playing()
+        """Return the whole tree for centralised critics.
+
+        It holds `vectors.GLOBAL_FEATURES`, then `vectors.AGENT_FEATURES` of every possible agent.
+        """
+        game = self._current_game()
         return state_vector(game.kernel, game.roster, game.cycle, self.max_cycles)
 
     def render(self) -> str | Image | None:
-        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is shown after every step."""
-        game = self._playing()
+        """Return the tree of agents: a text in "ansi", an image in "rgb_array". "human" shows it after every step."""
+        game = self._current_game()
         if self.render_mode == "rgb_array":
             return draw(nodes_of_kernel(game.kernel), game.roster.name_of)
         return render_kernel(game.kernel, game.roster.name_of) if self.render_mode == "ansi" else None
 
     def _show(self) -> None:
         if self.render_mode == "human":
-            game = self._playing()
+            game = self._current_game()
             self._screen.show(
                 lambda: draw(nodes_of_kernel(game.kernel), game.roster.name_of),
                 lambda chips: render_kernel(game.kernel, game.roster.name_of, chips=chips),
             )
 
     def close(self) -> None:
-        """Close the window of "human", if there is one."""
+        """Close the window of the render mode "human", if one is open."""
         self._screen.close()
 
     def record(self) -> EpisodeRecord:
-        """The finished and scored episode. Raises `GameError` while it runs and after a truncation."""
+        """Return the scored record of the episode. Raises `GameError` before its end and after a truncation."""
         if self._record is not None:
             return self._record
         if self._truncated:
@@ -256,11 +268,11 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
 
     @property
     def team_return(self) -> float:
-        """The team reward of the finished episode, whoever was there to receive it."""
+        """The team reward of the finished episode, even if no agent was left to receive it."""
         return self.record().team_return
 
     def get_snapshot(self) -> DelegationSnapshot:
-        """The exact state of the environment, random streams of the spaces included; later steps do not change it."""
+        """Return a copy of the exact state of the environment, with the random generators of its spaces."""
         return DelegationSnapshot(
             tuple(self.agents),
             None if self._game is None else self._game.copy(),
@@ -272,25 +284,28 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         )
 
     def set_snapshot(self, snapshot: DelegationSnapshot) -> None:
-        """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
+        """Return to a snapshot of this environment or of one with the same arguments, as often as you like."""
         check_snapshot(snapshot, DelegationSnapshot)
         self.agents = list(snapshot.agents)
         self._game = None if snapshot.game is None else snapshot.game.copy()
-        self._record, self._truncated = snapshot.record, snapshot.truncated
-        self._base_seed, self._num_episodes = snapshot.base_seed, snapshot.num_episodes
+        self._record = snapshot.record
+        self._truncated = snapshot.truncated
+        self._base_seed = snapshot.base_seed
+        self._num_episodes = snapshot.num_episodes
         for key, space in self._streams():
             space.np_random.bit_generator.state = snapshot.streams[key]
 
     def __str__(self) -> str:
         return str(self.metadata["name"])
 
-    def _playing(self) -> TextGame:
+    def _current_game(self) -> TextGame:
         if self._game is None:
             raise GameError("no episode has been started; call reset() first")
         return self._game
 
     def _seed(self, seed: int | np.integer[Any]) -> None:
-        self._base_seed, self._num_episodes = int(seed), 0
+        self._base_seed = int(seed)
+        self._num_episodes = 0
         for i, agent in enumerate(self.possible_agents):
             self.action_spaces[agent].seed(int(seed) + i)
             self.observation_spaces[agent].seed(int(seed) + i)
@@ -303,13 +318,17 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
                 named.append((f"{agent} {key}", space))
         return named
 
-    def _ended(self, agent: str) -> bool:
-        game = self._playing()
+    def _has_ended(self, agent: str) -> bool:
+        game = self._current_game()
         agent_id = game.roster.id_at(self._seats[agent])
         return agent_id is not None and game.kernel.agents[agent_id].status.is_terminal
 
+    def _make_observation_space(self) -> spaces.Dict:
+        box = spaces.Box(0.0, 1.0, (len(OBSERVATION_FEATURES),), np.float32)
+        return spaces.Dict({"observation": box, "text": FreeText(self._max_text)})
+
     def _observations(self, agents: list[str]) -> dict[str, dict[str, Any]]:
-        game = self._playing()
+        game = self._current_game()
         observations: dict[str, dict[str, Any]] = {}
         for agent in agents:
             agent_id = game.roster.id_at(self._seats[agent])
@@ -319,7 +338,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         return observations
 
     def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
-        game = self._playing()
+        game = self._current_game()
         return {
             agent: dict(agent_info(game.kernel, game.roster, game.roster.id_at(self._seats[agent]))) for agent in agents
         }

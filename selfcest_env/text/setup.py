@@ -1,4 +1,4 @@
-"""What the text environment is built from: names and options become objects, or an error that says what to write."""
+"""Makes the parts of the text environment from names and options, and checks parts that are given as objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTERS: dict[str, type[TokenCounter]] = {"words": WordCounter, "bytes": ByteCo
 
 
 def task_option(options: Mapping[str, Any] | None) -> Task | None:
-    """The task that the options of `reset` name, if they name one."""
+    """Return the task in the options of `reset`, if there is one."""
     check_options(options, ("task",))
     task: Task | None = (options or {}).get("task")
     if task is not None and not isinstance(task, Task):
@@ -34,31 +34,31 @@ def task_option(options: Mapping[str, Any] | None) -> Task | None:
     return task
 
 
-def check_task(task: object, found: str) -> None:
-    """Raise `TaskError` unless this is a `Task` with fields of the right types; `found` begins the message."""
+def check_task(task: object, what: str) -> None:
+    """Raise `TaskError` unless this is a `Task` with fields of the right types; `what` begins the message."""
     if not isinstance(task, Task):
         raise TaskError(
-            f"{found} {reprlib.repr(task)}, of type {type(task).__name__}; expected a selfcest_env.types.Task"
+            f"{what} {reprlib.repr(task)}, of type {type(task).__name__}; expected a selfcest_env.types.Task"
         )
     for name in ("task_id", "prompt", "answer", "source"):
         value = getattr(task, name)
         if not isinstance(value, str):
-            raise TaskError(f"{found} a Task whose {name} is {reprlib.repr(value)}; expected a text")
+            raise TaskError(f"{what} a Task whose {name} is {reprlib.repr(value)}; expected a text")
     aliases: Any = task.aliases
     if not isinstance(aliases, (tuple, list)) or not all(isinstance(alias, str) for alias in aliases):
-        raise TaskError(f"{found} a Task whose aliases are {reprlib.repr(aliases)}; expected a tuple of texts")
+        raise TaskError(f"{what} a Task whose aliases are {reprlib.repr(aliases)}; expected a tuple of texts")
     context: Any = task.context
     if not isinstance(context, Mapping):
-        raise TaskError(f"{found} a Task whose context is {reprlib.repr(context)}; expected texts by key")
+        raise TaskError(f"{what} a Task whose context is {reprlib.repr(context)}; expected texts by key")
     for key, text in context.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise TaskError(
-                f"{found} a Task whose context has {reprlib.repr(text)} under {reprlib.repr(key)}; expected texts"
+                f"{what} a Task whose context has {reprlib.repr(text)} under {reprlib.repr(key)}; expected texts"
             )
 
 
 def find_counter(counter: TokenCounter | str) -> TokenCounter:
-    """A counter by name, or the counter itself."""
+    """Return a counter by its name, or the given one."""
     if isinstance(counter, str):
         return COUNTERS[check_choice("counter", counter, tuple(COUNTERS))]()
     _check_members("counter", counter, TokenCounter, tuple(COUNTERS))
@@ -66,7 +66,7 @@ def find_counter(counter: TokenCounter | str) -> TokenCounter:
 
 
 def find_protocol(protocol: PromptFormat | str) -> PromptFormat:
-    """A protocol by name or reference, or the protocol itself."""
+    """Return a prompt format by its name or reference, or the given one."""
     if isinstance(protocol, str):
         return make_protocol(protocol)
     _check_members("protocol", protocol, PromptFormat, tuple(PROTOCOLS))
@@ -74,19 +74,21 @@ def find_protocol(protocol: PromptFormat | str) -> PromptFormat:
 
 
 def find_source(source: TaskSource | str, options: Mapping[str, Any] | None) -> TaskSource:
-    """A task source by name and options, or the source itself."""
+    """Return a task source by its name and options, or the given one."""
     check_mapping("source_options", options)
     if isinstance(source, str):
         return make_source(source, **(options or {}))
     if isinstance(source, type) or not callable(getattr(source, "draw", None)):
         raise ConfigError(f"task_source is {source!r}; expected a name or an object with draw(rng) -> Task")
     if options:
-        raise ConfigError("source_options are for a task_source given by name; this one is an object already")
+        raise ConfigError(
+            f"source_options are {options!r}; expected None, because task_source is an object and no name"
+        )
     return source
 
 
 def find_reward(reward: Reward | RewardFunction | str) -> Reward | RewardFunction:
-    """A preset by name, or the reward itself, if it can be called with one record."""
+    """Return the reward of a preset, or the given one, which must take one record."""
     if isinstance(reward, str):
         return make_reward(reward)
     if isinstance(reward, Reward):
@@ -97,7 +99,7 @@ def find_reward(reward: Reward | RewardFunction | str) -> Reward | RewardFunctio
         raise ConfigError(f"reward is {reward!r}; {expected}")
     try:
         inspect.signature(reward).bind(None)
-    except ValueError:  # a builtin without a signature: the call itself will say
+    except ValueError:  # a builtin without a signature: `score_record` reports a call that fails
         return reward
     except TypeError as error:
         raise ConfigError(f"reward is {reward!r}, which cannot take one record ({error}); {expected}") from error
@@ -105,16 +107,16 @@ def find_reward(reward: Reward | RewardFunction | str) -> Reward | RewardFunctio
 
 
 def check_callable(argument: str, value: Callable[..., Any] | None) -> Any:
-    """The value. Raises `ConfigError` unless it is `None` or can be called."""
+    """Return the value. Raises `ConfigError` unless it is `None` or can be called."""
     if value is not None and not callable(value):
         raise ConfigError(f"{argument} is {value!r}; expected a function, or None")
     return value
 
 
 def _check_members(argument: str, value: object, kind: type, names: tuple[str, ...]) -> None:
-    lacking = [name for name in sorted(get_protocol_members(kind)) if not hasattr(value, name)]
-    if isinstance(value, type) or lacking:
-        found = "which is a class" if isinstance(value, type) else f"which lacks {', '.join(lacking)}"
+    missing = [name for name in sorted(get_protocol_members(kind)) if not hasattr(value, name)]
+    if isinstance(value, type) or missing:
+        problem = "which is a class" if isinstance(value, type) else f"which lacks {', '.join(missing)}"
         raise ConfigError(
-            f"{argument} is {value!r}, {found}; expected one of {', '.join(names)}, or an instance of a {kind.__name__}"
+            f"{argument} is {value!r}, {problem}; expected one of {', '.join(names)}, or a {kind.__name__} object"
         )

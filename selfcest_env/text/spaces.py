@@ -1,4 +1,4 @@
-"""Gymnasium spaces for text, and how long a transcript can get."""
+"""Gymnasium spaces for texts, and an upper bound on the length of a transcript."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from selfcest_env.types import ROOT, Fault, Limits, Message, MessageRole, Role, 
 PRINTABLE = "".join(map(chr, range(32, 127)))
 _MARKERS = Markers()
 LONGEST_SAMPLE = 64
-DOCUMENT_OVERHEAD = 64  # characters that a protocol may write around one document
+DOCUMENT_OVERHEAD = 64  # characters that a prompt format may write around one document
 
 
 class FreeText(spaces.Text):
     """Any Unicode string of at most `max_length` characters, the empty one included.
 
-    Membership is one length check. Samples are printable ASCII of at most `LONGEST_SAMPLE` characters, so that sampling
-    costs the same however long a text may be.
+    Membership is one comparison of lengths. Samples are printable ASCII of at most `LONGEST_SAMPLE` characters, so that
+    the cost of a sample does not grow with `max_length`.
     """
 
     def __init__(self, max_length: int, *, seed: int | np.random.Generator | None = None) -> None:
@@ -61,49 +61,65 @@ class FreeText(spaces.Text):
 
 
 def transcript_text(messages: tuple[Message, ...]) -> str:
-    """A transcript as plain text, each message after a line `<|role|>`. Only this function can write such a line."""
+    """Return a transcript as plain text, each message after a line `<|role|>`."""
+    # Cleaned messages contain no marker, so no task and no agent can write such a line.
     return "\n".join(f"<|{message.role}|>\n{_MARKERS.clean(message).content}" for message in messages)
 
 
 def task_chars(task: Task) -> int:
-    """Upper bound on the characters that a task can bring into one opening."""
+    """Return an upper bound on the characters that a task adds to one opening."""
+    # A key may occur twice: in the list of keys, and above the document.
     documents = sum(2 * len(key) + len(text) + DOCUMENT_OVERHEAD for key, text in task.context.items())
     return len(task.prompt) + documents
 
 
 def transcript_bound(limits: Limits, protocol: PromptFormat, max_chars: int, max_task_chars: int) -> int:
-    """Longest transcript that an agent can come to hold, in characters.
+    """Return an upper bound on the characters of a transcript.
 
-    Follows from the limits: an opening, then turns of at most `max_chars`, each answered by one block; every clone's
-    reply arrives once; documents that are read are at most the whole task each time.
+    A transcript is an opening, then turns of at most `max_chars`, each followed by one block. The reply of each clone
+    occurs once. Each read adds at most all documents of the task.
     """
     assert limits.max_clones is not None
     tag = max(len(transcript_text((Message(role, ()),))) + 1 for role in MessageRole)
-    own = limits.total_tokens or 0, limits.reply_tokens, limits.max_clones
-    briefs = [Brief(role, "", (), {}, True, True, *own) for role in Role]
+    briefs = []
+    for role in Role:
+        brief = Brief(
+            role,
+            "",
+            can_delegate=True,
+            can_read=True,
+            total_tokens=limits.total_tokens or 0,
+            reply_tokens=limits.reply_tokens,
+            clones=limits.max_clones,
+        )
+        briefs.append(brief)
     system = max(_length(protocol.open(brief), tag) for brief in briefs)
-    # The first turn may write an objective and its grant, both at most as long as the turn itself.
+    # A clone's opening contains its objective and its grant, which a turn of its parent wrote.
     opening = system + max_task_chars + 2 * max_chars + _board_bound(limits, protocol, max_chars)
-    # Without max_turns every block still costs at least one of total_tokens (Limits refuses both to be unlimited).
+    # Without max_turns, total_tokens bounds the turns: each costs a token, and `Limits` refuses both to be unlimited.
     turns = limits.max_turns if limits.max_turns is not None else (limits.total_tokens or 0) + 1
     per_call = min(limits.max_clones, limits.max_clones_per_call or limits.max_clones)
     failure = max((Fault.PROMPT_TOO_LONG, *Status), key=len)
     blocks = [protocol.fault(fault) for fault in Fault] + [protocol.replies([Reply(failure=failure)] * per_call)]
     if (control := find_capability(protocol, ControlsTurns)) is not None:
-        blocks = [control.remind(message, left) for message in blocks for left in range(turns)]
-    block = max(_length((message,), tag) for message in blocks)
+        reminders = []
+        for block in blocks:
+            reminders += [control.remind(block, turns_left) for turns_left in range(turns)]
+        blocks = reminders
+    longest_block = max(_length((block,), tag) for block in blocks)
     reads = 0 if not limits.reading else turns if limits.max_reads is None else min(limits.max_reads, turns)
-    return opening + turns * (max_chars + tag + block) + limits.max_clones * max_chars + reads * max_task_chars
+    return opening + turns * (max_chars + tag + longest_block) + limits.max_clones * max_chars + reads * max_task_chars
 
 
 def _board_bound(limits: Limits, protocol: PromptFormat, max_chars: int) -> int:
-    """Most characters that posts can bring into a clone's opening."""
+    """Return an upper bound on the characters that posts add to a clone's opening."""
     keeper = find_capability(protocol, KeepsBoard)
     if keeper is None:
         return 0
     assert limits.max_clones is not None
     replies = limits.max_clones * max_chars
     depth = limits.max_clones if limits.max_depth is None else min(limits.max_depth, limits.max_clones)
+    # A key contains the id of the author, in which each level below the root adds a dot and a number.
     key = LONGEST_POST_KEY + len(str(ROOT)) + depth * len(f".{limits.max_clones}")
     return replies + min(keeper.posts, replies) * (2 * key + DOCUMENT_OVERHEAD)
 

@@ -1,4 +1,4 @@
-"""The game in numbers: what one agent's observation, its info and the joint state hold. All numbers are in [0, 1]."""
+"""The numeric observations, infos and states of the text game. Observations and states are in [0, 1]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from selfcest_env.types import ROOT, AgentId, Status
 
 Vector = NDArray[np.float32]
 
-# Names of the entries of an observation, in order. All of them concern the agent alone.
+# The entries of an observation, in order. They concern its own agent only.
 OBSERVATION_FEATURES = (
     "can_act",
     "waiting",
@@ -22,12 +22,12 @@ OBSERVATION_FEATURES = (
     "can_delegate",
     "can_read",
     "is_last",
-    "tokens_left",  # of its own grant
-    "grant",  # its grant, of the episode's total
-    "generated_left",  # of the episode's limit
-    "clones_left",  # of the episode's limit
-    "max_new_tokens",  # of turn_tokens
-    "context",  # used, of context_tokens
+    "tokens_left",  # divided by its grant
+    "grant",  # divided by total_tokens
+    "generated_left",  # divided by generated_tokens
+    "clones_left",  # divided by max_clones
+    "max_new_tokens",  # divided by turn_tokens
+    "context",  # tokens in its context, divided by context_tokens
     "faults",
 )
 GLOBAL_FEATURES = ("cycle", "spent", "reserved", "clones", "num_reads", "done")
@@ -35,23 +35,23 @@ AGENT_FEATURES = ("born", "ready", "waiting", "ended", "answered", "depth", "par
 STATUS_CODES = {status: code for code, status in enumerate(Status)}
 UNBORN = -1
 UNLIMITED = -1
-HALFWAY = 1024  # an unlimited count of tokens reads 0.5 here
+HALFWAY_TOKENS = 1024  # without a limit, so many tokens read 0.5
 
 
-def fraction(value: int, limit: int | None, halfway: int = HALFWAY) -> float:
-    """`value` of `limit`; without a limit, a number that rises from 0 towards 1."""
+def fraction(value: int, limit: int | None, halfway: int = HALFWAY_TOKENS) -> float:
+    """Return `value / limit`; without a limit, a number that rises from 0 towards 1 and is 0.5 at `halfway`."""
     if limit is None:
         return value / (value + halfway)
     return min(1.0, value / limit) if limit else 0.0
 
 
-def left(remaining: int | None, limit: int | None) -> float:
-    """What remains of `limit`; 1 where nothing limits it."""
+def fraction_left(remaining: int | None, limit: int | None) -> float:
+    """Return `remaining / limit`; 1 without a limit."""
     return 1.0 if remaining is None else fraction(remaining, limit)
 
 
 def num_faults(state: AgentState) -> int:
-    """Turns that led to nothing, and objectives that were refused one by one."""
+    """Count the turns with a fault, and the objectives that were refused in granted calls."""
     return sum((turn.fault is not None) + len(turn.refused) for turn in state.turns)
 
 
@@ -59,7 +59,8 @@ def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
     """`OBSERVATION_FEATURES` of one agent; all zeros for an agent that has not been born."""
     if agent_id is None:
         return np.zeros(len(OBSERVATION_FEATURES), np.float32)
-    state, limits = kernel.agents[agent_id], kernel.limits
+    state = kernel.agents[agent_id]
+    limits = kernel.limits
     turn = state.turn
     values = {
         "can_act": turn is not None,
@@ -70,27 +71,29 @@ def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
         "context": 0.0 if limits.context_tokens is None else fraction(state.context_tokens, limits.context_tokens),
         "faults": fraction(num_faults(state), None, 1),
     }
+    # An agent that has ended has no balance: its rest has gone back to its parent.
     if not state.status.is_terminal:
         account = kernel.ledger[agent_id]
-        remaining, granted = account.remaining, account.granted
+        remaining = account.remaining
+        granted = account.granted
         values |= {
-            "tokens_left": left(remaining.total_tokens, granted.total_tokens),
-            "grant": left(granted.total_tokens, limits.total_tokens),
-            "generated_left": left(remaining.generated_tokens, limits.generated_tokens),
-            "clones_left": left(remaining.clones, limits.max_clones),
+            "tokens_left": fraction_left(remaining.total_tokens, granted.total_tokens),
+            "grant": fraction_left(granted.total_tokens, limits.total_tokens),
+            "generated_left": fraction_left(remaining.generated_tokens, limits.generated_tokens),
+            "clones_left": fraction_left(remaining.clones, limits.max_clones),
         }
     if turn is not None:
         values |= {
             "can_delegate": turn.can_delegate,
             "can_read": turn.can_read,
             "is_last": turn.last is not None,
-            "max_new_tokens": left(turn.max_new_tokens, limits.turn_tokens),
+            "max_new_tokens": fraction_left(turn.max_new_tokens, limits.turn_tokens),
         }
     return np.array([float(values.get(name, 0.0)) for name in OBSERVATION_FEATURES], np.float32)
 
 
 def agent_info(kernel: Kernel, roster: Roster, agent_id: AgentId | None) -> dict[str, int]:
-    """Numbers about one agent; the same keys at every step. `UNLIMITED` stands for no limit."""
+    """Return the info of one agent, with the same keys at every step; `UNLIMITED` stands for no limit."""
     if agent_id is None:
         return {
             "can_act": 0,
@@ -131,16 +134,17 @@ def state_vector(kernel: Kernel, roster: Roster, cycle: int, max_cycles: int | N
     ]
     for index in range(len(roster.names)):
         agent_id = roster.id_at(index)
-        values += [0.0] * len(AGENT_FEATURES) if agent_id is None else _seat(kernel, roster, agent_id)
+        values += [0.0] * len(AGENT_FEATURES) if agent_id is None else _agent_features(kernel, roster, agent_id)
     return np.array(values, np.float32)
 
 
-def _seat(kernel: Kernel, roster: Roster, agent_id: AgentId) -> list[float]:
-    state, limits = kernel.agents[agent_id], kernel.limits
+def _agent_features(kernel: Kernel, roster: Roster, agent_id: AgentId) -> list[float]:
+    state = kernel.agents[agent_id]
+    limits = kernel.limits
     parent = 0 if agent_id.parent is None else roster.index_of(agent_id.parent)
     tokens = 0.0
     if not state.status.is_terminal:
-        tokens = left(_tokens_left(kernel, agent_id), limits.total_tokens)
+        tokens = fraction_left(_tokens_left(kernel, agent_id), limits.total_tokens)
     return [
         1.0,
         float(state.status is Status.READY),

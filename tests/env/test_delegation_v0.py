@@ -513,7 +513,7 @@ def test_the_team_return_is_the_sum_of_the_terms() -> None:
         ({"max_cycles": 0}, "max_cycles is 0"),
         ({"max_chars": -1}, "max_chars is -1"),
         ({"task_source": 3}, "task_source is 3"),
-        ({"source_options": {"size": 3}}, "source_options are for a task_source given by name"),
+        ({"source_options": {"size": 3}}, "source_options are .*; expected None, because task_source is an object"),
         ({"source_options": ["size"]}, r"source_options is \['size'\]; expected a mapping"),
         ({"max_cycles": "3"}, "max_cycles is '3'; expected a whole number >= 1"),
         ({"max_cycles": True}, "max_cycles is True"),
