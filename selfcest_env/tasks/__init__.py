@@ -1,4 +1,4 @@
-"""Task sources by name. A source draws tasks; an expert source also shows how to solve them."""
+"""The registry of task sources. A source draws tasks, and an expert source also demonstrates how to solve them."""
 
 from __future__ import annotations
 
@@ -42,27 +42,34 @@ SOURCES = Registry(
 
 
 def make_source(name: str, **options: Any) -> TaskSource:
-    """The source `name`, or `package.module:Class`, with these options.
+    """Return the source `name`, a registered name or `package.module:Class`, with these options.
 
-    Where an option is itself a source (`source` of `hashed_split`, `sources` of `mixture`), a mapping with `name` and
-    that source's options stands for it.
+    An option that is itself a source (`source` of `hashed_split`, `sources` of `mixture`) may be a mapping with `name`
+    and the options of that source.
     """
-    return build(SOURCES.load(name), _made(options), where=name)
+    return build(SOURCES.load(name), _build_options(options), where=name)
 
 
 def source_of_config(name: str, options: Mapping[str, Any], where: str) -> TaskSource:
-    """The same for a place of a config, `where`, which holds a `name` and `options`; messages begin with it."""
-    return SOURCES.make(name, _made(options), where=f"{where}.options")
+    """Return the source of a config section with `name` and `options`.
+
+    Args:
+        name: a registered name or `package.module:Class`.
+        options: options of the source.
+        where: path of the section in the config, with which messages begin.
+    """
+    return SOURCES.make(name, _build_options(options), where=f"{where}.options")
 
 
-def _made(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _nested(value) for key, value in options.items()}
+def _build_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _build_nested(value) for key, value in options.items()}
 
 
-def _nested(value: Any) -> Any:
+def _build_nested(value: Any) -> Any:
+    """Build the sources inside the value of an option."""
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return make_source(value["name"], **{key: item for key, item in value.items() if key != "name"})
-    return [_nested(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [_build_nested(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 __all__ = ["SOURCES", "ExpertSource", "Proposal", "Style", "TaskSource", "make_source", "source_of_config"]

@@ -1,6 +1,6 @@
-"""Long contexts from short ones: a question among paragraphs of other questions, or a story among other text.
+"""Build long contexts from short ones: a question among paragraphs of other questions, or a story among other text.
 
-Both draw a new context each time and give, in `tasks`, one fixed context per question for evaluation.
+Both sources draw a new context for every task. `tasks` has one fixed context per question, for evaluation.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ _NUMBERED = re.compile(r" \([0-9]+\)$")
 
 @dataclass(frozen=True)
 class Distractors(Checked):
-    """The questions of `source`, among more paragraphs, in random order (as RULER and LongBench build theirs).
+    """Source of the questions of another source with additional paragraphs, in random order, as in RULER and LongBench.
 
-    A paragraph of another question is not taken if it has the title of one that is there, or if the answer or an alias
-    stands in it.
+    A paragraph is not added if the context has one with the same title, or if it contains the answer or an alias.
 
     Attributes:
-        source: the questions; its expert solves them here too.
-        paragraphs: how many to add.
-        donors: whose paragraphs to add, those of `source` if left out.
-        seed: of the fixed contexts of `tasks`.
+        source: source of the questions. Its expert solves the long tasks too.
+        paragraphs: number of paragraphs to add.
+        donors: source of the additional paragraphs (default: `source`).
+        seed: random seed of the fixed contexts of `tasks`.
     """
 
     name: ClassVar[str] = "distractors"
@@ -61,13 +60,13 @@ class Distractors(Checked):
         return self.stretch(self.source.draw(rng), rng)
 
     def tasks(self) -> tuple[Task, ...]:
-        return tuple(self.stretch(task, _fixed(self.name, self.seed, task)) for task in self.source.tasks())
+        return tuple(self.stretch(task, _fixed_rng(self.name, self.seed, task)) for task in self.source.tasks())
 
     def identity(self, task: Task) -> str:
         return self.source.identity(task)
 
     def stretch(self, task: Task, rng: np.random.Generator) -> Task:
-        """The same question among more paragraphs. Raises `TaskError` if there are not enough that fit."""
+        """Return the question with more paragraphs. Raises `TaskError` if there are not enough that fit."""
         titles = {normalize_words(_NUMBERED.sub("", key)) for key in task.context}
         answers = (task.answer, *task.aliases)
         added: dict[str, str] = {}
@@ -90,10 +89,13 @@ class Distractors(Checked):
     @cached_property
     def _pool(self) -> tuple[tuple[str, str], ...]:
         donors = self.source if self.donors is None else self.donors
-        pairs = {(_NUMBERED.sub("", key), text): None for task in donors.tasks() for key, text in task.context.items()}
-        if not pairs:
-            raise TaskError(f"{self.name}: the questions of the donors have no documents to take paragraphs from")
-        return tuple(pairs)
+        paragraphs: dict[tuple[str, str], None] = {}  # title and text in order, each once
+        for task in donors.tasks():
+            for key, text in task.context.items():
+                paragraphs[_NUMBERED.sub("", key), text] = None
+        if not paragraphs:
+            raise TaskError(f"{self.name}: the questions of the donors have no documents; give donors with documents")
+        return tuple(paragraphs)
 
     def understands(self, observation: Observation) -> bool:
         return self.source.understands(observation)
@@ -104,16 +106,16 @@ class Distractors(Checked):
 
 @dataclass(frozen=True)
 class Babilong(Checked):
-    """The stories of `source`, in order, among sentences of other text (as BABILong builds its own).
+    """Source of the stories of another source among sentences of other text, as in BABILong.
 
-    A sentence that names someone of the story is not taken.
+    The statements keep their order. A sentence that names a person of the story is not added.
 
     Attributes:
-        source: the stories; its expert solves them here too.
-        filler: questions over documents, whose documents give the sentences; runs of a document stay in order.
-        sentences: how many to add.
-        sentences_per_document: statements and other sentences of one document.
-        seed: of the fixed contexts of `tasks`.
+        source: source of the stories. Its expert solves the long tasks too.
+        filler: source of questions over documents, whose documents provide the sentences in order.
+        sentences: number of sentences to add.
+        sentences_per_document: number of sentences, statements included, of a document.
+        seed: random seed of the fixed contexts of `tasks`.
     """
 
     name: ClassVar[str] = "babilong"
@@ -131,19 +133,20 @@ class Babilong(Checked):
         return self.stretch(self.source.draw(rng), rng)
 
     def tasks(self) -> tuple[Task, ...]:
-        return tuple(self.stretch(task, _fixed(self.name, self.seed, task)) for task in self.source.tasks())
+        return tuple(self.stretch(task, _fixed_rng(self.name, self.seed, task)) for task in self.source.tasks())
 
     def identity(self, task: Task) -> str:
         return str(task.metadata[IDENTITY])
 
     def stretch(self, task: Task, rng: np.random.Generator) -> Task:
-        """The same story, each statement at a random place among consecutive sentences of the filler."""
+        """Return the story with each statement at a random place among consecutive sentences of the filler."""
         story = split_sentences(" ".join(task.context.values()))
         if len(story) != task.metadata["size"]:
             raise TaskError(
-                f"{self.name}: a statement of {task.prompt!r}, {task.metadata['file']}, is not one sentence"
+                f"{self.name}: a statement of {task.prompt!r}, {task.metadata['file']}, has several sentences or none; "
+                "expected one sentence per statement"
             )
-        filler = self._filler(people(task.prompt, story), rng)
+        filler = self._draw_sentences(people(task.prompt, story), rng)
         places = sorted(rng.permutation(len(story) + len(filler))[: len(story)].tolist())
         mixed = list(filler)
         for place, statement in zip(places, story, strict=True):
@@ -158,26 +161,37 @@ class Babilong(Checked):
         }
         return _rename(task, self.name, context, added)
 
-    def _filler(self, names: Set[str], rng: np.random.Generator) -> list[str]:
-        """Sentences of the pool in order, from a random one on, again from the start where it ends."""
-        start, found = int(rng.integers(len(self._pool))), list[str]()
+    def _draw_sentences(self, names: Set[str], rng: np.random.Generator) -> list[str]:
+        """Return consecutive sentences of the pool from a random position, without those that have one of the names.
+
+        At its end the pool continues from its start. If it is too small, sentences repeat.
+        """
+        start = int(rng.integers(len(self._pool)))
+        sentences: list[str] = []
         for i in range(len(self._pool)):
             sentence = self._pool[(start + i) % len(self._pool)]
             if names.isdisjoint(_NAME.findall(sentence)):
-                found.append(sentence)
-            if len(found) == self.sentences:
+                sentences.append(sentence)
+            if len(sentences) == self.sentences:
                 break
-        if not found:
-            raise TaskError(f"{self.name}: every sentence of the filler names one of {', '.join(sorted(names))}")
-        return list(islice(cycle(found), self.sentences))
+        if not sentences:
+            raise TaskError(
+                f"{self.name}: every sentence of the filler names one of {', '.join(sorted(names))}; give another "
+                "filler"
+            )
+        return list(islice(cycle(sentences), self.sentences))
 
     @cached_property
     def _pool(self) -> tuple[str, ...]:
-        texts = dict.fromkeys(text for task in self.filler.tasks() for text in task.context.values())
-        pool = tuple(sentence for text in texts for sentence in split_sentences(text))
+        texts: dict[str, None] = {}  # in order, each once
+        for task in self.filler.tasks():
+            texts |= dict.fromkeys(task.context.values())
+        pool: list[str] = []
+        for text in texts:
+            pool += split_sentences(text)
         if not pool:
-            raise TaskError(f"{self.name}: the filler has no documents to take sentences from")
-        return pool
+            raise TaskError(f"{self.name}: the questions of the filler have no documents; give a filler with documents")
+        return tuple(pool)
 
     def understands(self, observation: Observation) -> bool:
         return self.source.understands(observation)
@@ -187,7 +201,7 @@ class Babilong(Checked):
 
 
 def split_sentences(text: str) -> list[str]:
-    """Cut at a full stop and the like before a capital letter: near enough for text that only fills."""
+    """Split a text after `.`, `!` or `?` before a capital letter. This is precise enough for filler text."""
     return [piece for piece in _SENTENCE_END.split(" ".join(text.split())) if piece]
 
 
@@ -196,12 +210,12 @@ def _check_finite(where: str, source: object) -> None:
         raise ConfigError(f"{where} is a {type(source).__name__}; expected a source that reads its tasks from a file")
 
 
-def _fixed(name: str, seed: int, task: Task) -> np.random.Generator:
+def _fixed_rng(name: str, seed: int, task: Task) -> np.random.Generator:
     return np.random.default_rng(stream_seed(name, seed, task.task_id))
 
 
 def _rename(task: Task, name: str, context: Mapping[str, str], added: Mapping[str, Scalar]) -> Task:
-    """The task as one of this source, with its new context and the name of its old source in `base`."""
+    """Return the task with a new source and context, and with the name of its old source in the metadata key `base`."""
     facts: dict[str, Scalar] = {"family": name, "base": task.source, "documents": len(context)}
     renamed = replace(task, source=name, context=context, metadata={**task.metadata, **facts, **added})
     return replace(renamed, task_id=content_hash(renamed))

@@ -1,9 +1,8 @@
-"""Tables from the evidence of 2WikiMultihopQA: a row for each of several subjects, a column for each of its relations.
+"""Tables from the evidence of 2WikiMultihopQA: a row for each of several subjects, a column for each relation.
 
-The triples (subject, relation, object) of all records are put together by relation. The document of a row is the
-supporting paragraph that has the subject's name as its title, and a cell is filled in only where the object stands in
-that paragraph, word for word, so that the table can be answered from what is there. HotpotQA has no triples, so nothing
-says what of its paragraphs is a value of what; there are no tables from it.
+The triples (subject, relation, object) of all records are grouped by relation. The document of a row is the supporting
+paragraph whose title is the subject's name. A triple is used only if this paragraph contains the object word for word,
+so that the documents are sufficient to answer the table. HotpotQA has no triples, so there are no tables from it.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ _TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
 
 
 class _Subject(NamedTuple):
-    """A paragraph about one subject, and what the evidence of all records says of it.
+    """A paragraph about a subject, and the evidence of all records about it.
 
     Attributes:
-        record: where the paragraph stands first.
+        record: the first record with the paragraph.
         text: the paragraph.
-        others: the other paragraphs of that record, by title; none where nobody asks for them.
-        values: by relation all objects; more than one where the evidence does not agree, or gives several.
+        distractors: the other paragraphs of that record, by title; empty if the option `others` is 0.
+        values: all objects, by relation. A relation has several if it names several, or if records disagree.
     """
 
     record: Record
     text: str
-    others: Mapping[str, str]
+    distractors: Mapping[str, str]
     values: dict[str, set[str]]
 
 
 @dataclass(frozen=True)
 class TwoWikiTables(TableExpert, FileSource):
-    """Tables from the official JSON array of 2WikiMultihopQA, of any release.
+    """Source of tables from the official JSON array of 2WikiMultihopQA, of any release.
 
-    For every choice of `relations` relations the subjects that have them all, each with one object, are cut into tables
-    in the order of the file. A split is by subject: no title is a row in both parts. One title may stand in tables of
-    several relations.
+    For every combination of relations, the subjects with exactly one object for each of them are cut into tables, in
+    the order of the file. The split is by subject, so that no title is a row in both parts. A title may occur in tables
+    of several combinations.
 
     Attributes:
-        relations: columns beside the title.
-        min_rows, max_rows: of one table; what is left of the subjects is a table if it has `min_rows`.
-        others: for each row up to so many more paragraphs, the first of its record that are about no row.
+        relations: number of columns beside the title.
+        min_rows, max_rows: number of rows of a table. The last subjects are left out if they are fewer than `min_rows`.
+        others: maximum number of further paragraphs for each row, the first of its record that are about no row.
     """
 
     name: ClassVar[str] = "two_wiki_tables"
@@ -68,83 +67,97 @@ class TwoWikiTables(TableExpert, FileSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_rows > self.max_rows:
-            raise ConfigError(f"{self.name}.min_rows is {self.min_rows}, above max_rows = {self.max_rows}")
+            raise ConfigError(
+                f"{self.name}.min_rows is {self.min_rows}, above max_rows = {self.max_rows}; expected at most max_rows"
+            )
 
     def asked(self, observation: Observation) -> TableQuestion | None:
         question = TableQuestion.read(observation.brief.text)
         return question if question is not None and question.columns[0] == KEY else None
 
     def find(self, key: str, text: str, column: str) -> str | None:
-        """The object that the evidence gives, if it stands in the text."""
-        value = self._values.get((key, column))
+        """Return the object of the evidence if the text contains it, else `None`."""
+        value = self._cells.get((key, column))
         return value if value is not None and appears_in(value, text) else None
 
     @cached_property
-    def _values(self) -> dict[tuple[str, str], str]:
-        found: dict[tuple[str, str], str] = {}
+    def _cells(self) -> dict[tuple[str, str], str]:
+        """The cells of all tables, by title and column."""
+        cells: dict[tuple[str, str], str] = {}
         for task in self.tasks():
             question = TableQuestion.read(task.prompt)
             assert question is not None
-            for line, key in zip(task.answer.split("\n")[2:], question.keys, strict=True):
-                found |= {(key, column): cell for column, cell in zip(question.columns, read_row(line), strict=True)}
-        return found
+            rows = task.answer.split("\n")[2:]  # without the header and the line of dashes
+            for row, key in zip(rows, question.keys, strict=True):
+                for column, cell in zip(question.columns, read_row(row), strict=True):
+                    cells[key, column] = cell
+        return cells
 
     def _read_all(self) -> Iterator[Task | Skipped | None]:
         subjects: dict[str, _Subject] = {}
         for record in self.records():
-            found = self._call_guarded(lambda record: _gather(record, subjects, bool(self.others)), record)
-            if isinstance(found, Skipped):
-                yield found
-        mine = {title: subject for title, subject in subjects.items() if self._is_mine(title)}
-        by_relation: dict[str, dict[str, str]] = {}
-        for title, subject in mine.items():
+            result = self._call_guarded(lambda record: _gather(record, subjects, bool(self.others)), record)
+            if isinstance(result, Skipped):
+                yield result
+        subjects = {title: subject for title, subject in subjects.items() if self._is_in_part(title)}
+        value_by_title: dict[str, dict[str, str]] = {}  # for each relation
+        for title, subject in subjects.items():
             for relation, values in subject.values.items():
                 if len(values) == 1 and column_name(relation) != KEY:
-                    by_relation.setdefault(relation, {})[title] = next(iter(values))
-        for chosen in combinations(by_relation, self.relations):
-            every = [title for title in by_relation[chosen[0]] if all(title in by_relation[c] for c in chosen[1:])]
-            # Of titles that the grader takes for one the first is kept.
-            titles = list({PREPARE["norm_str"](title): title for title in reversed(every)}.values())[::-1]
+                    value_by_title.setdefault(relation, {})[title] = next(iter(values))
+        for relations in combinations(value_by_title, self.relations):
+            columns = {relation: value_by_title[relation] for relation in relations}
+            # Titles that the grader cannot tell apart would be one row, so only the first is kept. It moves to the
+            # place of the last, because tables of earlier versions have this order.
+            title_by_key: dict[str, str] = {}
+            for title in columns[relations[0]]:
+                if all(title in column for column in columns.values()):
+                    key = PREPARE["norm_str"](title)
+                    title_by_key[key] = title_by_key.pop(key, title)
+            titles = list(title_by_key.values())
             for start in range(0, len(titles), self.max_rows):
                 rows = titles[start : start + self.max_rows]
                 if len(rows) >= self.min_rows:
-                    yield self._table(rows, {relation: by_relation[relation] for relation in chosen}, mine)
+                    yield self._make_table(rows, columns, subjects)
 
-    def _is_mine(self, title: str) -> bool:
+    def _is_in_part(self, title: str) -> bool:
         return self.part in (ALL, identity_part(squeeze(title), self.test_fraction, self.split_seed))
 
     def _part(self, task: Task) -> str:
-        """Tables are made of the part's own subjects."""
+        # All subjects of a table are of this part already.
         return self.part
 
-    def _table(
-        self, titles: Sequence[str], values: Mapping[str, Mapping[str, str]], subjects: Mapping[str, _Subject]
+    def _make_table(
+        self, titles: Sequence[str], columns: Mapping[str, Mapping[str, str]], subjects: Mapping[str, _Subject]
     ) -> Task:
-        question = TableQuestion((KEY, *values), tuple(titles))
-        answer = write_table(question.columns, [(title, *(of[title] for of in values.values())) for title in titles])
+        question = TableQuestion((KEY, *columns), tuple(titles))
+        rows = [(title, *(values[title] for values in columns.values())) for title in titles]
         context = {title: subjects[title].text for title in titles}
         for title in titles:
-            more = [(key, text) for key, text in subjects[title].others.items() if key not in context]
-            context |= dict(more[: self.others])
+            distractors = [item for item in subjects[title].distractors.items() if item[0] not in context]
+            context |= dict(distractors[: self.others])
         facts = table_facts(question, dict.fromkeys(question.columns, _TEXT), len(context))
-        listed = {key: context[key] for key in sorted(context)}
-        return self.make(subjects[titles[0]].record, question.write(), answer, listed, **facts)
+        # Sorted, so that the order of the documents does not tell which of them are needed.
+        sorted_context = {key: context[key] for key in sorted(context)}
+        answer = write_table(question.columns, rows)
+        return self.make(subjects[titles[0]].record, question.write(), answer, sorted_context, **facts)
 
 
-def _gather(record: Record, subjects: dict[str, _Subject], keep_others: bool) -> None:
-    """Add what a record's evidence says of the subjects of its supporting paragraphs."""
+def _gather(record: Record, subjects: dict[str, _Subject], keep_distractors: bool) -> None:
+    """Add a record's evidence about the subjects of its supporting paragraphs to `subjects`."""
     documents, support = read_documents(record)
     for fact in read_evidences(record):
         for key in support:
-            if not is_about(key, fact.subject) or not _writable(key):
+            if not is_about(key, fact.subject) or not _is_writable(key):
                 continue
-            others = {other: text for other, text in documents.items() if keep_others and other != key}
-            subject = subjects.setdefault(key, _Subject(record, documents[key], others, {}))
-            standing = [found for found in fact.objects if _writable(found) and appears_in(found, subject.text)]
-            if len(standing) == len(fact.objects):
-                subject.values.setdefault(fact.relation, set()).update(standing)
+            distractors: dict[str, str] = {}
+            if keep_distractors:
+                distractors = {title: text for title, text in documents.items() if title != key}
+            subject = subjects.setdefault(key, _Subject(record, documents[key], distractors, {}))
+            if all(_is_writable(value) and appears_in(value, subject.text) for value in fact.objects):
+                subject.values.setdefault(fact.relation, set()).update(fact.objects)
 
 
-def _writable(cell: str) -> bool:
-    """Whether a text comes back as it is from a cell of a Markdown table, and does not read as a missing one."""
+def _is_writable(cell: str) -> bool:
+    """Return whether a cell of a Markdown table can hold a text unchanged, and the text does not mean "missing"."""
     return cell not in MISSING and read_row(write_row((cell, "x"))) == (cell, "x")

@@ -1,12 +1,13 @@
-"""Tables over made-up villages: one document each, a row for each that is named, a column for each thing that is asked.
+"""Tables about fictional villages, with a document for each village and a column for each attribute in the question.
 
-A document says every attribute of its village in a sentence, in an order of its own, among sentences that say none of
-them. The grader is `wide`: numbers are compared as numbers, words as texts. Nothing of a village is anywhere but in
-its document, so every row can be filled in apart, and no document can be left out.
+A document has a sentence for each attribute of its village, in random order, and sentences without any attribute. The
+grader is `wide`, which compares numbers as numbers and words as texts. Only the village's own document has its
+attributes. So every row can be filled in separately, and no document can be left out.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -26,14 +27,14 @@ _FIRST = ("Al", "Bar", "Cor", "Dun", "Els", "Far", "Gar", "Hol", "Ing", "Kel", "
           "Ras", "Sel", "Tel", "Ul", "Var", "Wes", "Yar", "Zel")  # fmt: skip
 _LAST = ("bach", "berg", "burn", "by", "combe", "dale", "den", "field", "ford", "gate", "ham", "holm", "land", "ley",
          "mere", "mouth", "stead", "stow", "ton", "wick")  # fmt: skip
-NAMES = tuple(first + last for first in _FIRST for last in _LAST)
+NAMES = tuple(map("".join, itertools.product(_FIRST, _LAST)))
 _PEOPLE = ("Ahl", "Berg", "Costa", "Dahl", "Ek", "Falk", "Grau", "Holt", "Ivers", "Juhl", "Kern", "Lund")
 _GIVEN = ("Ada", "Bo", "Carl", "Dora", "Emil", "Frida", "Gerd", "Hans", "Ida", "Jens", "Karin", "Leo")
 _WORDS = {
     "river": ("Arda", "Brenn", "Cale", "Dove", "Elva", "Frome", "Gila", "Hase", "Isen", "Jura", "Kyme", "Lune"),
     "market": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"),
     "trade": ("weaving", "fishing", "mining", "brewing", "farming", "quarrying", "pottery", "forestry"),
-    "mayor": tuple(f"{given} {name}" for given in _GIVEN for name in _PEOPLE),
+    "mayor": tuple(map(" ".join, itertools.product(_GIVEN, _PEOPLE))),
 }
 _NUMBERS = {"founded": (1100, 1950), "inhabitants": (100, 9999), "altitude": (2, 1800), "bridges": (2, 40)}
 _SENTENCES = {
@@ -73,10 +74,10 @@ class WideTables(TableExpert):
     """Source of tables over documents that are about one village each.
 
     Attributes:
-        min_rows, max_rows: villages that the table is about.
-        min_columns, max_columns: attributes that are asked for, beside the name.
-        unnamed: documents of other villages.
-        notes: sentences of each document that say nothing that is asked for.
+        min_rows, max_rows: number of villages in the table.
+        min_columns, max_columns: number of attributes, beside the name.
+        unnamed: number of documents about other villages.
+        notes: number of sentences without an attribute in each document.
     """
 
     name: ClassVar[str] = "wide_tables"
@@ -89,29 +90,30 @@ class WideTables(TableExpert):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what in ("rows", "columns"):
-            check_order(self, f"min_{what}", f"max_{what}")
+        for quantity in ("rows", "columns"):
+            check_order(self, f"min_{quantity}", f"max_{quantity}")
         if self.max_rows + self.unnamed > len(NAMES):
             raise ConfigError(f"max_rows + unnamed is {self.max_rows + self.unnamed}; expected at most {len(NAMES)}")
 
     def draw(self, rng: np.random.Generator) -> Task:
-        rows = draw_int(rng, self.min_rows, self.max_rows)
+        num_rows = draw_int(rng, self.min_rows, self.max_rows)
         asked = sorted(rng.permutation(len(COLUMNS))[: draw_int(rng, self.min_columns, self.max_columns)])
-        names = [NAMES[i] for i in rng.permutation(len(NAMES))[: rows + self.unnamed]]
-        facts = {name: _attributes(rng) for name in names}
+        names = [NAMES[i] for i in rng.permutation(len(NAMES))[: num_rows + self.unnamed]]
+        facts = {name: _draw_attributes(rng) for name in names}
         columns = tuple(COLUMNS[i] for i in asked)
-        question = TableQuestion((KEY, *columns), tuple(names[:rows]))
-        answer = write_table(
-            question.columns, [(name, *(facts[name][column] for column in columns)) for name in question.keys]
-        )
-        context = {name: self._document(name, facts[name], rng) for name in sorted(names)}
+        question = TableQuestion((KEY, *columns), tuple(names[:num_rows]))
+        rows_of_truth: list[tuple[str, ...]] = []
+        for name in question.keys:
+            rows_of_truth.append((name, *(facts[name][column] for column in columns)))
+        answer = write_table(question.columns, rows_of_truth)
+        context = {name: self._write_document(name, facts[name], rng) for name in sorted(names)}
         steps = {KEY: _TEXT} | {column: _NUMERIC if column in _NUMBERS else _TEXT for column in columns}
         return make_task(self.name, question.write(), answer, table_facts(question, steps, len(context)), context)
 
-    def _document(self, name: str, facts: dict[str, str], rng: np.random.Generator) -> str:
-        said = [_SENTENCES[column].format(value) for column, value in facts.items()]
-        said += [NOTES[i] for i in rng.permutation(len(NOTES))[: self.notes]]
-        return " ".join([f"{name} is a village.", *(said[i] for i in rng.permutation(len(said)))])
+    def _write_document(self, name: str, facts: dict[str, str], rng: np.random.Generator) -> str:
+        sentences = [_SENTENCES[column].format(value) for column, value in facts.items()]
+        sentences += [NOTES[i] for i in rng.permutation(len(NOTES))[: self.notes]]
+        return " ".join([f"{name} is a village.", *(sentences[i] for i in rng.permutation(len(sentences)))])
 
     def asked(self, observation: Observation) -> TableQuestion | None:
         question = TableQuestion.read(observation.brief.text)
@@ -119,11 +121,11 @@ class WideTables(TableExpert):
         return question if fits else None
 
     def find(self, key: str, text: str, column: str) -> str | None:
-        found = _PATTERNS[column].search(text)
-        return found[1] if found else None
+        match = _PATTERNS[column].search(text)
+        return match[1] if match else None
 
 
-def _attributes(rng: np.random.Generator) -> dict[str, str]:
+def _draw_attributes(rng: np.random.Generator) -> dict[str, str]:
     numbers = {name: str(draw_int(rng, *span)) for name, span in _NUMBERS.items()}
     words = {name: words[draw_int(rng, 0, len(words) - 1)] for name, words in _WORDS.items()}
     return numbers | words
