@@ -24,7 +24,7 @@ from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn, only_trusted
 from selfcest_env.types import Status
 from selfcest_eval.play.config import load_stored_study
-from selfcest_eval.play.results import Place, Result, write_result
+from selfcest_eval.play.results import Result, ResultKey, write_result
 from selfcest_eval.report.training_run import EvaluationStage
 from selfcest_training.config import EvalSet, EvaluationConfig
 from selfcest_training.config_file import dump_config, load_stored_config
@@ -133,7 +133,7 @@ def test_report_runs_nothing_at_all(
     played = spec.folder / "delegating" / "seed0" / EvaluationStage.AFTER
     played.mkdir(parents=True)
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
-    place = Place("choice", "any", "in", "delegating, after RL", None, 0, "t")
+    place = ResultKey("choice", "any", "in", "delegating, after RL", None, 0, "t")
     result = Result("k", "p", place, (), 0, Grade(1.0, True, True), Status.ANSWERED, {"total_tokens": 9.0})
     (played / "results.jsonl").write_text(write_result(result, str), encoding="utf-8")
     code, printed = selfcest(monkeypatch, capsys, "report", str(spec.folder))

@@ -24,7 +24,7 @@ from selfcest_env.views import Observation
 from selfcest_eval.play.config import StrategySpec, StudyConfig
 from selfcest_eval.play.costs import costs_of
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.results import Place, Result
+from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.stats.decision import outcome_of
 from selfcest_eval.stats.decision_table import ForcedTriple, find_forced_triples
@@ -245,7 +245,7 @@ def test_the_f1_of_explicit_decisions() -> None:
     ]
     reward = make_reward("correct")
     episodes = tuple(reward.score(one) for one in play(DecideFirst(), decides("delegate")))
-    place = Place("own", "2", "in", "decide_first", None, 0, "t")
+    place = ResultKey("own", "2", "in", "decide_first", None, 0, "t")
     found = outcome_of(Result("k", "p", place, episodes, 1, Grade(1.0, True, True), ending=Status.ANSWERED, costs=None))
     assert (found.delegated, found.reward) == (True, 1.0)
     assert found.tokens == sum(episode.cost.total_tokens for episode in episodes)

@@ -24,7 +24,7 @@ from selfcest_env.types import ROOT, Limits, Status, Task
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import WALL
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.results import Place, Result, read_results
+from selfcest_eval.play.results import Result, ResultKey, read_results
 from selfcest_eval.play.samples import SelfConsistency
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import DelegatingStrategy, Instance, PlayContext, make_strategy
@@ -49,7 +49,7 @@ def task(size: int, name: str = "new") -> Task:
 def result(label: str, of: Task, right: bool, tokens: int | None) -> Result:
     """As a study stores it; `None`: the prompt did not fit."""
     episode = EpisodeRecord("e", of, LIMITS, 0, (agent(ROOT, turn((1,), (2,))),), {"correct": float(right)})
-    place = Place("t", str(of.metadata["size"]), "in", label, None, 0, of.task_id)
+    place = ResultKey("t", str(of.metadata["size"]), "in", label, None, 0, of.task_id)
     costs = None if tokens is None else {"total_tokens": float(tokens)}
     name = f"{label}/{of.task_id}"
     return Result(name, name, place, (episode,), 0, Grade(float(right), right, True), Status.ANSWERED, costs)

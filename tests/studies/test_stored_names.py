@@ -36,7 +36,7 @@ from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.forced import NeverDelegates
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
-from selfcest_eval.play.results import Place, Result, Unplayable, parse_result, write_result, write_unplayable
+from selfcest_eval.play.results import Result, ResultKey, Unplayable, parse_result, write_result, write_unplayable
 from selfcest_eval.play.strategies import STRATEGIES, Strategy, find_strategy, make_strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.stats.decision import Decisions, Means
@@ -200,7 +200,7 @@ def test_fingerprints_of_policies() -> None:
 
 
 def test_lines_of_results_and_records() -> None:
-    place = Place("ledger", "4", "out", "delegate", 600, 1, "t0", Style.SOLVE)
+    place = ResultKey("ledger", "4", "out", "delegate", 600, 1, "t0", Style.SOLVE)
     grade, support = Grade(0.5, False, True, "why", (AnswerPart("A", 0.5),)), Overlap(0.0, 0.5, 1.0, 0.25)
     episode, costs = three_agents("e", 1.0), {"total_tokens": 3.0}
     result = Result(

@@ -24,7 +24,7 @@ from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.types import Status
 from selfcest_eval.play.config import StudyConfig
-from selfcest_eval.play.results import Place, Result
+from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.store import Store
 from selfcest_eval.report.page import write_report_page
 from selfcest_training import lock, session
@@ -197,7 +197,7 @@ def write_into(folder: Path, name: str) -> None:
 
 
 RESULT = Result(
-    "k", "p", Place("f", "any", "in", "s", None, 0, "t"), (), 0, Grade(1.0, True, True), Status.ANSWERED, {}
+    "k", "p", ResultKey("f", "any", "in", "s", None, 0, "t"), (), 0, Grade(1.0, True, True), Status.ANSWERED, {}
 )
 REFUSED = (".lock", "errors.log", "metrics.jsonl", "sessions.jsonl", "played.jsonl", "episodes.jsonl")
 REPLACED = ("progress.json", ".partial.progress.json", "results.partial", "played.partial")

@@ -41,7 +41,7 @@ ENDINGS = tuple(status for status in Status if status.is_terminal and status is 
     style="style",
 )
 @dataclass(frozen=True)
-class Place:
+class ResultKey:
     """Where in a study a result belongs.
 
     Attributes:
@@ -97,7 +97,7 @@ class Result:
 
     key: str
     played: str
-    place: Place
+    place: ResultKey
     episodes: tuple[EpisodeRecord, ...]
     chosen: int
     grade: Grade
@@ -126,7 +126,7 @@ class Unplayable:
         why: the last failure.
     """
 
-    place: Place
+    place: ResultKey
     why: str
 
 
@@ -151,7 +151,7 @@ def _shared(episode: dict[str, Any], share: Share) -> dict[str, Any]:
     return {**episode, "task": share({**task, "context": context})}
 
 
-def at_place(data: Mapping[str, Any], place: Place) -> str:
+def at_place(data: Mapping[str, Any], place: ResultKey) -> str:
     """A written result at another place."""
     return dump({**data, "place": to_stored(place)})
 
@@ -230,9 +230,9 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
         raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
 
 
-def _place(data: Mapping[str, Any]) -> Place:
+def _place(data: Mapping[str, Any]) -> ResultKey:
     style = data.get("style")  # studies from before perfect players have none
-    return Place(**by_field(Place, {**data, "style": None if style is None else Style(style)}))
+    return ResultKey(**by_field(ResultKey, {**data, "style": None if style is None else Style(style)}))
 
 
 def _grade(data: Mapping[str, Any]) -> Grade:

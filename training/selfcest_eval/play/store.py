@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from selfcest_env.errors import RecordError
 from selfcest_eval.play.results import (
-    Place,
     Result,
+    ResultKey,
     Unplayable,
     at_place,
     dump,
@@ -77,7 +77,7 @@ class Store:
                 file.write(line.encode())
             _flush(file)
 
-    def finish(self, order: Iterable[tuple[str, Place]], unplayable: Mapping[str, str]) -> Path:
+    def finish(self, order: Iterable[tuple[str, ResultKey]], unplayable: Mapping[str, str]) -> Path:
         """Write `results.jsonl`: the results with these keys, at these places, or why there is none. Returns its path.
 
         What was unplayable is not remembered: a store that is opened again lacks it.

@@ -31,7 +31,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
 from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, make_policy
-from selfcest_eval.play.results import Place, Result
+from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy, shown_name
 from selfcest_eval.play.unplayable import RetryingPlayer
@@ -46,7 +46,7 @@ class EvalItem:
     """An instance with the names of what will come of it."""
 
     instance: Instance
-    place: Place
+    place: ResultKey
     key: str
     played: str
 
@@ -155,7 +155,7 @@ class Study:
                 )
         return styles_on(self.strategies[label].styles() if named is None else named, limits, tasks)
 
-    def order(self) -> Iterator[tuple[str, Place]]:
+    def order(self) -> Iterator[tuple[str, ResultKey]]:
         """Keys and places of all results."""
         for cell in self.cells():
             for item in self._items_of(cell):
@@ -390,7 +390,7 @@ class Study:
             if cell.style is not None:  # no episode is there to be judged or measured again
                 played = digest(played, self._judge, self._costs, task.answer, list(task.aliases))
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
-            place = Place(
+            place = ResultKey(
                 eval_set.family,
                 eval_set.size,
                 eval_set.shift,

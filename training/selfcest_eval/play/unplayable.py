@@ -16,7 +16,7 @@ from selfcest_agents.rollout import RolloutRequest, all_of, collect_failures
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_eval.play.costs import at_most
-from selfcest_eval.play.results import Place, Result, Unplayable
+from selfcest_eval.play.results import Result, ResultKey, Unplayable
 
 
 class RetryingPlayer(Player):
@@ -93,9 +93,9 @@ def unplayable_lines(
     return lines
 
 
-def _instance(place: Place) -> tuple[str, str, str]:
+def _instance(place: ResultKey) -> tuple[str, str, str]:
     return *place.eval_set, place.task_id
 
 
-def _where(place: Place) -> tuple[tuple[str, str], str, int | None]:
+def _where(place: ResultKey) -> tuple[tuple[str, str], str, int | None]:
     return place.eval_set, place.strategy, place.budget

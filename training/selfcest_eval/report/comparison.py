@@ -12,7 +12,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import only_trusted
 from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.costs import at_most
-from selfcest_eval.play.results import Place, Result, read_results, read_unplayable
+from selfcest_eval.play.results import Result, ResultKey, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out
 from selfcest_eval.report.reading import Reading, reading_of
 from selfcest_eval.report.words import at_equal_accuracy, matched, sentence
@@ -82,7 +82,7 @@ def _rows(folder: Path) -> dict[Coordinates, Result]:
     return {_coordinates(result.place): result for result in leave_out(read_results(file), read_unplayable(file))}
 
 
-def _coordinates(place: Place) -> Coordinates:
+def _coordinates(place: ResultKey) -> Coordinates:
     return place.family, place.size, place.strategy, place.budget, place.task_id, place.seed
 
 
