@@ -64,7 +64,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     try:
         store = Store(folder)  # what it refuses is no session
         if resume:
-            console.print(f"{study.found(store)} of {study.size} results were there", highlight=False)
+            console.print(f"{study.count_stored(store)} of {study.size} results were there", highlight=False)
         with session(folder):
             _play(study, store, console)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Playing a study: every strategy on every instance at every budget with every seed, and nothing twice."""
+"""Plays a study: every strategy on every instance, at every budget and with every seed. Nothing is played twice."""
 
 from __future__ import annotations
 
@@ -38,12 +38,19 @@ from selfcest_eval.play.unplayable import RetryingPlayer
 from selfcest_training.config import EvalSet
 from selfcest_training.servers import store_counts
 
-OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
+# Is told how many instances are done since the last report, and the name of their cell.
+OnPlayed = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
 class EvalItem:
-    """An instance with the names of what will come of it."""
+    """An instance of a cell, with the keys under which its result is stored.
+
+    Attributes:
+        place: where the result stands in the study.
+        key: digest of everything that the result follows from.
+        played: digest of everything that the episodes follow from.
+    """
 
     instance: Instance
     place: ResultKey
@@ -53,7 +60,11 @@ class EvalItem:
 
 @dataclass(frozen=True)
 class EvalCell:
-    """The instances of an eval set for one strategy, budget and seed; with a style those of its perfect player."""
+    """One strategy on one eval set, at one budget and with one seed.
+
+    Attributes:
+        style: of the perfect player that plays instead of the policy; `None`: the policy plays.
+    """
 
     eval_set: EvalSet
     strategy: str
@@ -63,15 +74,15 @@ class EvalCell:
 
     def __str__(self) -> str:
         budget = "" if self.budget is None else f", budget {self.budget}"
-        who = f"seed {self.seed}" if self.style is None else f"perfect execution, {self.style}"
-        return f"{self.eval_set.family} {self.eval_set.size}: {self.strategy}{budget}, {who}"
+        player = f"seed {self.seed}" if self.style is None else f"perfect execution, {self.style}"
+        return f"{self.eval_set.family} {self.eval_set.size}: {self.strategy}{budget}, {player}"
 
 
 class Study:
-    """A config with everything built from it and found right; nothing has been played or loaded yet.
+    """A study whose sources, reward, strategies and policies are built and checked. No model has been loaded yet.
 
     Raises:
-        SelfcestError: whatever in the config cannot be built, played or found, with its place.
+        SelfcestError: something in the config cannot be built, played or found; the message names its config key.
     """
 
     def __init__(self, config: StudyConfig) -> None:
@@ -80,12 +91,13 @@ class Study:
         self.sources: dict[tuple[str, str], TaskSource] = {}
         self.tasks: dict[tuple[str, str], list[Task]] = {}
         for eval_set in config.eval_sets:
-            self.sources[eval_set.family, eval_set.size] = source = source_of(config, eval_set)
-            self.tasks[eval_set.family, eval_set.size] = tasks = instances_of(config, eval_set, source)
+            source = source_of(config, eval_set)
+            tasks = instances_of(config, eval_set, source)
+            self.sources[eval_set.family, eval_set.size] = source
+            self.tasks[eval_set.family, eval_set.size] = tasks
             self.reward.check(tasks, f"eval set {eval_set.family} {eval_set.size}")
-        self._unplayable: dict[
-            str, tuple[EvalSet, str, str]
-        ] = {}  # eval set, task and cause by what would have been played
+        # Eval set, task and cause of each instance that could not be played, by `EvalItem.played`.
+        self._unplayable: dict[str, tuple[EvalSet, str, str]] = {}
         self.strategies: dict[str, Strategy] = {}
         self._policies: dict[str, PolicySource] = {}
         for label, spec in config.strategies.items():
@@ -94,22 +106,24 @@ class Study:
         for cell in self.cells():
             if cell.style is None:
                 self._check(cell)
-        self._prints = {
-            (name, seed): policy.fingerprint(seed) for name, policy in self._policies.items() for seed in config.seeds
-        }
+        self._fingerprints: dict[tuple[str, int], str] = {}
+        for name, policy in self._policies.items():
+            for seed in config.seeds:
+                self._fingerprints[name, seed] = policy.fingerprint(seed)
 
     @property
     def policies(self) -> tuple[PolicySource, ...]:
-        """Each once."""
+        """The policies of all strategies, each once."""
         return tuple(self._policies.values())
 
     def policy_of(self, label: str) -> PolicySource:
-        spec, name = self.config.policy_of(label), self._policy_name(label)
+        """Return the policy that plays a strategy. Strategies with equal policy configs share one."""
+        name = self._policy_name(label)
         if name not in self._policies:
-            own = self.config.strategies[label].policy is not None
-            self._policies[name] = make_policy(
-                spec.name, spec.options, f"strategies.{label}.policy" if own else "policy"
-            )
+            spec = self.config.policy_of(label)
+            has_own_policy = self.config.strategies[label].policy is not None
+            where = f"strategies.{label}.policy" if has_own_policy else "policy"
+            self._policies[name] = make_policy(spec.name, spec.options, where)
         return self._policies[name]
 
     def _policy_name(self, label: str) -> str:
@@ -117,38 +131,48 @@ class Study:
 
     @property
     def crossed(self) -> bool:
-        """Whether seeds are other weights, the same for all instances, and not only other samples."""
+        """Whether a seed means other weights, which are the same for all instances, and not only other samples."""
         return any(policy.seeded for policy in self._policies.values())
 
     @property
     def size(self) -> int:
+        """Number of results that the study has."""
         return sum(len(self._tasks(cell)) for cell in self.cells())
 
-    def found(self, store: Store) -> int:
-        """How many of the study's results are in the store, or need only be judged again."""
-        items = (item for cell in self.cells() for item in self._items_of(cell))
-        return sum(item.key in store or store.has_episodes(item.played) for item in items)
+    def count_stored(self, store: Store) -> int:
+        """Count the study's results that are in the store, or whose episodes are and only have to be graded again."""
+        return sum(not self._must_be_played(item, store) for cell in self.cells() for item in self._items_of(cell))
+
+    @staticmethod
+    def _must_be_played(item: EvalItem, store: Store) -> bool:
+        return item.key not in store and not store.has_episodes(item.played)
 
     def label(self, strategy: str) -> str:
+        """Return the strategy's name in tables; oracles are marked there."""
         return shown_name(strategy, self.strategies[strategy])
 
     def cells(self) -> Iterator[EvalCell]:
-        """In the order of the results."""
-        for eval_set in self.config.eval_sets:
-            for budget in self.config.budgets:
-                for strategy in self.strategies:
-                    if eval_set in self.config.eval_sets_of(strategy):
-                        for seed in self.config.seeds:
-                            yield EvalCell(eval_set, strategy, budget, seed)
-                        for style in self._styles(eval_set, strategy, budget):
-                            yield EvalCell(eval_set, strategy, budget, self.config.seeds[0], style)
+        """Yield every cell in the order of the results."""
+        for eval_set, budget, strategy in product(self.config.eval_sets, self.config.budgets, self.strategies):
+            if eval_set not in self.config.eval_sets_of(strategy):
+                continue
+            for seed in self.config.seeds:
+                yield EvalCell(eval_set, strategy, budget, seed)
+            for style in self._styles(eval_set, strategy, budget):
+                # A perfect player plays the same whatever the seed, so it plays with one of them.
+                yield EvalCell(eval_set, strategy, budget, self.config.seeds[0], style)
 
     def _styles(self, eval_set: EvalSet, label: str, budget: int | None) -> tuple[Style, ...]:
-        """Of the strategy's perfect players on an eval set. Raises `ConfigError` for one whose tool is forbidden."""
-        tasks, named = self.tasks[eval_set.family, eval_set.size], self.config.strategies[label].styles
+        """Return the styles of the strategy's perfect players on an eval set.
+
+        Raises:
+            ConfigError: the config names a style whose tool the limits forbid.
+        """
+        tasks = self.tasks[eval_set.family, eval_set.size]
+        named = self.config.strategies[label].styles
         limits = self.strategies[label].limits(self.config.limits_at(budget, label), tasks[0])
-        for style, able in ((Style.DELEGATE, limits.delegation), (Style.READ, limits.reading)):
-            if style in (named or ()) and not able:
+        for style, is_allowed in ((Style.DELEGATE, limits.delegation), (Style.READ, limits.reading)):
+            if style in (named or ()) and not is_allowed:
                 raise ConfigError(
                     f"strategies.{label}.styles has '{style}', which its limits do not allow; remove it, or raise "
                     f"{'max_reads' if style is Style.READ else 'max_depth, max_clones and max_clones_per_call'}"
@@ -156,21 +180,21 @@ class Study:
         return styles_on(self.strategies[label].styles() if named is None else named, limits, tasks)
 
     def order(self) -> Iterator[tuple[str, ResultKey]]:
-        """Keys and places of all results."""
+        """Yield the key and the place of every result, in the order of the results."""
         for cell in self.cells():
             for item in self._items_of(cell):
                 yield item.key, item.place
 
     def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
-        """Play what the store lacks. Returns the file of all results.
+        """Play the instances that the store lacks, and return the file of all results.
 
         Args:
-            store: where results are.
-            report: told of progress.
-            player: plays instead of the one that the study's policy would load, as when its weights are here already.
+            store: holds the results.
+            report: is told of progress.
+            player: plays instead of the study's policy, as when the weights are loaded already.
 
         Raises:
-            ConfigError: nobody answers where a policy that has something left to play has its server.
+            ConfigError: a policy with instances left to play has a server that does not answer.
             InfrastructureError: more than `max_failed_fraction` of an eval set's instances cannot be played.
         """
         with tallied() as tally:
@@ -185,27 +209,44 @@ class Study:
                 store_counts(store.folder, tally.take())
 
     def _play(self, store: Store, report: OnPlayed, player: Player | None) -> Path:
-        waiting = [cell for cell in self.cells() if cell.style is None]
+        policy_cells = [cell for cell in self.cells() if cell.style is None]
         if player is None:
-            check_servers(policy for policy in self._policies.values() if self._lacks(policy, waiting, store))
+            check_servers(policy for policy in self._policies.values() if self._lacks(policy, policy_cells, store))
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
-            for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
-                cells = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
+            # A policy with weights of its own for each seed is loaded once for each.
+            seed_groups = [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]
+            for seeds in seed_groups:
+                cells = [c for c in policy_cells if c.seed in seeds and self.policy_of(c.strategy) is policy]
                 self._play_cells(cells, policy, seeds[0], store, report, player)
         for cell in self.cells():
             if cell.style is not None:
                 self._play_perfect_execution(cell, cell.style, store, report)
-        for eval_set in self.config.eval_sets:  # what was found may have been lost to a judge
+        # A judge may have failed on stored episodes too, so the limit is checked where nothing was played.
+        for eval_set in self.config.eval_sets:
             self._check_unplayable(eval_set)
-        lost = self._unplayable
-        items = (item for cell in self.cells() if lost for item in self._items_of(cell) if item.played in lost)
-        return store.finish(self.order(), {item.key: lost[item.played][-1] for item in items})
+        return store.finish(self.order(), self._unplayable_causes())
+
+    def _unplayable_causes(self) -> dict[str, str]:
+        """Return the last failure of every result that there is none of, by the key of the result."""
+        causes: dict[str, str] = {}
+        if not self._unplayable:
+            return causes
+        for cell in self.cells():
+            for item in self._items_of(cell):
+                if item.played in self._unplayable:
+                    _, _, cause = self._unplayable[item.played]
+                    causes[item.key] = cause
+        return causes
 
     def _lacks(self, policy: PolicySource, cells: Sequence[EvalCell], store: Store) -> bool:
-        """Whether something is to be played by it."""
-        items = (item for b in cells if self.policy_of(b.strategy) is policy for item in self._items_of(b))
-        return any(item.key not in store and not store.has_episodes(item.played) for item in items)
+        """Return whether the policy has an instance left to play."""
+        for cell in cells:
+            if self.policy_of(cell.strategy) is not policy:
+                continue
+            if any(self._must_be_played(item, store) for item in self._items_of(cell)):
+                return True
+        return False
 
     # One cell
 
@@ -216,7 +257,7 @@ class Study:
         seed: int,
         store: Store,
         report: OnPlayed,
-        here: Player | None,
+        loaded: Player | None,
     ) -> None:
         missing: list[tuple[EvalCell, list[EvalItem]]] = []
         for cell in cells:
@@ -227,17 +268,19 @@ class Study:
             if lacking:
                 missing.append((cell, lacking))
         if not missing:
-            return
-        with closing(policy.load(seed)) if here is None else nullcontext(here) as player:
+            return  # no model is loaded for nothing
+        with closing(policy.load(seed)) if loaded is None else nullcontext(loaded) as player:
             for cell, lacking in missing:
-                strategy, context = self.strategies[cell.strategy], self.context(cell)
+                strategy = self.strategies[cell.strategy]
+                context = self.context(cell)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
-                    new = self._not_found(batch, cell, store)  # another strategy may have played some meanwhile
+                    # Another strategy may have played some of them since the first look.
+                    new = self._not_found(batch, cell, store)
                     new = [item for item in new if item.played not in self._unplayable]
-                    clock = time.perf_counter()
+                    start_time = time.perf_counter()
                     played = self._played(new, cell, strategy, context, player)
-                    seconds = (time.perf_counter() - clock) / max(1, len(new))
+                    seconds = (time.perf_counter() - start_time) / max(1, len(new))
                     store.add(self._judged(cell, [(item, episodes, seconds) for item, episodes in played]))
                     report(len(batch), str(cell))
                     self._check_unplayable(cell.eval_set)
@@ -245,23 +288,28 @@ class Study:
     def _played(
         self, items: Sequence[EvalItem], cell: EvalCell, strategy: Strategy, context: PlayContext, player: Player
     ) -> list[tuple[EvalItem, Episodes]]:
-        """The episodes of those instances that can be played; the others are noted."""
+        """Return the episodes of the instances that can be played, and note the others as unplayable."""
         retrying = RetryingPlayer(player, self.config.max_retries)
 
         def play(items: Sequence[EvalItem]) -> list[Episodes]:
             return strategy.play([item.instance for item in items], context, retrying) if items else []
 
-        played, left, dropped = drop_failed(
+        played, remaining, dropped = drop_failed(
             items, play, lambda item, episode: episode.rpartition(".")[0] == item.instance.name
         )
         for item, failure in dropped:
             self._lose(item, cell, str(failure.cause))
-        return list(zip(left, played, strict=True))
+        return list(zip(remaining, played, strict=True))
 
     def _judged(
         self, cell: EvalCell, played: Sequence[tuple[EvalItem, Sequence[EpisodeRecord], float]]
     ) -> Iterator[Result]:
-        """The results of those episodes, with their seconds, that can be judged; the others are noted."""
+        """Yield the results of the episodes that can be graded, and note the others as unplayable.
+
+        Args:
+            cell: the cell that they belong to.
+            played: items with their episodes and wall-clock seconds.
+        """
         self.reward.prepare([episode for _, episodes, _ in played for episode in episodes])
         for item, episodes, seconds in played:
             try:
@@ -273,65 +321,85 @@ class Study:
         self._unplayable[item.played] = cell.eval_set, item.place.task_id, why
 
     def _check_unplayable(self, eval_set: EvalSet) -> None:
-        lost = {task: why for of, task, why in self._unplayable.values() if of == eval_set}
-        asked, most = len(self.tasks[eval_set.family, eval_set.size]), self.config.max_failed_fraction
-        if len(lost) > most * asked:
+        """Raise `InfrastructureError` if more of an eval set's instances failed than the config allows."""
+        causes = {task_id: why for failed_on, task_id, why in self._unplayable.values() if failed_on == eval_set}
+        num_instances = len(self.tasks[eval_set.family, eval_set.size])
+        max_fraction = self.config.max_failed_fraction
+        if len(causes) > max_fraction * num_instances:
+            *_, last = causes.values()
             raise InfrastructureError(
-                f"{eval_set.family} {eval_set.size}: {len(lost)} of {asked} instances could not be played, and "
-                f"max_failed_fraction is {most:g}; the last: {[*lost.values()][-1]}. Look at that server, then go on "
+                f"{eval_set.family} {eval_set.size}: {len(causes)} of {num_instances} instances could not be played, "
+                f"and max_failed_fraction is {max_fraction:g}; the last: {last}. Look at that server, then continue "
                 "with --resume"
             )
 
     def _play_perfect_execution(self, cell: EvalCell, style: Style, store: Store, report: OnPlayed) -> None:
-        """No model plays, so what is lacking is played again and no episode is stored."""
+        """Let the expert play a cell. Its episodes are not stored: the same script plays them again."""
         items = self._items_of(cell)
-        rules, strategy = self.policy_of(cell.strategy).rules(LEAST), self.strategies[cell.strategy]
+        strategy = self.strategies[cell.strategy]
+        rules = self.policy_of(cell.strategy).rules(LEAST)
         for start in range(0, len(items), self.config.batch):
             batch = items[start : start + self.config.batch]
             lacking = [item for item in batch if item.key not in store]
-            found = {item.key: result for item in lacking if (result := store.find_episodes(item.played)) is not None}
-            # Of another choice among the same samples, which are all right.
-            shared = {key: result for key, result in found.items() if result.costs is not None}
+            shared: dict[str, Result] = {}
+            for item in lacking:
+                result = store.find_episodes(item.played)
+                # A strategy that chooses otherwise among the same samples has the same result, if all were right.
+                if result is not None and result.costs is not None:
+                    shared[item.key] = replace(result, key=item.key, place=item.place)
+            store.add(shared.values())
             new = [item for item in lacking if item.key not in shared]
-            played = play_perfect_execution(
+            plays = play_perfect_execution(
                 strategy, style, [item.instance for item in new], self.context(cell), rules, self.reward
             )
-            store.add(
-                replace(shared[item.key], key=item.key, place=item.place) for item in lacking if item.key in shared
-            )
-            store.add(self._perfect_execution(item, made, strategy) for item, made in zip(new, played, strict=True))
+            store.add(self._perfect_execution(item, play, strategy) for item, play in zip(new, plays, strict=True))
             report(len(batch), str(cell))
 
-    def _perfect_execution(self, item: EvalItem, found: PerfectPlay, strategy: Strategy) -> Result:
-        chosen = strategy.choose(found.episodes, found.grades)
-        together = costs_of(found.episodes, 0.0, self.config.measures, in_series=strategy.waited(found.episodes))
-        costs = together if found.is_perfect else None
+    def _perfect_execution(self, item: EvalItem, play: PerfectPlay, strategy: Strategy) -> Result:
+        chosen = strategy.choose(play.episodes, play.grades)
+        costs = None
+        if play.is_perfect:
+            costs = costs_of(play.episodes, 0.0, self.config.measures, in_series=strategy.waited(play.episodes))
+        if costs is not None:
+            # The seconds of a script say nothing of a policy's.
+            costs = {name: cost for name, cost in costs.items() if name != WALL}
         return Result(
             item.key,
             item.played,
             item.place,
             (),
             chosen,
-            found.grades[chosen],
-            ending=found.episodes[chosen].root.status,
-            costs=costs and {name: cost for name, cost in costs.items() if name != WALL},  # a script's seconds
-            lifted=found.lifted,
+            play.grades[chosen],
+            ending=play.episodes[chosen].root.status,
+            costs=costs,
+            lifted=play.lifted,
         )
 
     def _not_found(self, items: Sequence[EvalItem], cell: EvalCell, store: Store) -> list[EvalItem]:
-        """What must be played. Episodes that were played for another strategy or grader are judged again and stored."""
-        missing = [(item, store.find_episodes(item.played)) for item in items if item.key not in store]
-        found = [(item, result) for item, result in missing if result is not None]
-        again = [(item, result.episodes, (result.costs or {}).get(WALL, 0.0)) for item, result in found]
-        store.add(self._judged(cell, again))
-        return [item for item, result in missing if result is None]
+        """Return the items that must be played.
+
+        Episodes that were played for another strategy or grader are graded again, and the results are stored.
+        """
+        must_be_played = []
+        regraded = []
+        for item in items:
+            if item.key in store:
+                continue
+            result = store.find_episodes(item.played)
+            if result is None:
+                must_be_played.append(item)
+            else:
+                regraded.append((item, result.episodes, (result.costs or {}).get(WALL, 0.0)))
+        store.add(self._judged(cell, regraded))
+        return must_be_played
 
     def _result(self, item: EvalItem, cell: EvalCell, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
+        # Episodes from the store were scored by another reward, perhaps with another answer key.
         unscored = [
             replace(episode, task=item.instance.task, reward_terms=None, parts={}, by_turn={}) for episode in episodes
         ]
         grades = [self.reward.grade(episode) for episode in unscored]
-        scored = tuple(self.reward.score(e, grade=grade) for e, grade in zip(unscored, grades, strict=True))
+        scored = tuple(self.reward.score(episode, grade=grade) for episode, grade in zip(unscored, grades, strict=True))
         strategy = self.strategies[cell.strategy]
         chosen = strategy.choose(scored, grades)
         return Result(
@@ -352,12 +420,13 @@ class Study:
             return None
         return support_overlap(episode, self.policy_of(cell.strategy).rules(episode.limits).protocol)
 
-    # Names
+    # Keys
 
     def _tasks(self, cell: EvalCell) -> list[Task]:
         return self.tasks[cell.eval_set.family, cell.eval_set.size]
 
     def context(self, cell: EvalCell) -> PlayContext:
+        """Return what the cell's strategy plays under."""
         return PlayContext(
             self.config.limits_at(cell.budget, cell.strategy),
             self.config.temperature_of(cell.strategy),
@@ -366,29 +435,43 @@ class Study:
         )
 
     def _items_of(self, cell: EvalCell) -> list[EvalItem]:
-        strategy, context, eval_set = self.strategies[cell.strategy], self.context(cell), cell.eval_set
-        expert = strategy.uses_expert or cell.style is not None
-        fixed = digest(
+        """Return the cell's instances with the keys of their results.
+
+        Stored results are found by these digests: a change of their parts or order plays every study again.
+        """
+        strategy = self.strategies[cell.strategy]
+        context = self.context(cell)
+        eval_set = cell.eval_set
+        is_perfect_player = cell.style is not None
+        needs_expert = strategy.uses_expert or is_perfect_player
+        shared_parts = digest(
             strategy.recipe,
             to_stored(context.limits),
             context.temperature,
-            self._prints[self._policy_name(cell.strategy), cell.seed],
-            to_stored(_changed(self.config.tasks[eval_set.family], eval_set)) if expert else None,
+            self._fingerprints[self._policy_name(cell.strategy), cell.seed],
+            to_stored(_changed(self.config.tasks[eval_set.family], eval_set)) if needs_expert else None,
             *said_by(strategy, context),
-            *([] if cell.style is None else [cell.style]),
+            *([cell.style] if is_perfect_player else []),
         )
         choice = [strategy.identity, self._judge, self._costs]
         items = []
         for task in self._tasks(cell):
-            seed = stream_seed("study", cell.seed, task.task_id)
-            if cell.style is not None:  # the same whatever weights it stands beside
-                seed = stream_seed("errorless", task.task_id)
             facts = dict(task.metadata)
-            plan = facts if expert else None  # a file's gold decomposition stands there
-            played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
-            measured = ["support"] if cell.style is None and says_support(task) else []
-            if cell.style is not None:  # no episode is there to be judged or measured again
+            # A file's gold decomposition is in the metadata, and only an expert plays by it.
+            plan = facts if needs_expert else None
+            if is_perfect_player:
+                # It plays the same whatever the policy's seed. The stream keeps the name of the first stored studies.
+                seed = stream_seed("errorless", task.task_id)
+            else:
+                seed = stream_seed("study", cell.seed, task.task_id)
+            context_items = list(task.context.items())
+            played = digest(shared_parts, seed, task.task_id, task.source, task.prompt, context_items, plan)
+            measured = []
+            if is_perfect_player:
+                # No episode is stored that could be graded or measured again.
                 played = digest(played, self._judge, self._costs, task.answer, list(task.aliases))
+            elif says_support(task):
+                measured = ["support"]
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
             place = ResultKey(
                 eval_set.family,
@@ -413,39 +496,50 @@ class Study:
         return digest({name: to_stored(spec) for name, spec in self.config.costs.items()}, *price)
 
     def _check(self, cell: EvalCell) -> None:
-        strategy, context = self.strategies[cell.strategy], self.context(cell)
+        """Raise `ConfigError` if the strategy cannot be played in this cell."""
+        strategy = self.strategies[cell.strategy]
+        context = self.context(cell)
+        tasks = self._tasks(cell)
+        policy = self.policy_of(cell.strategy)
         try:
             strategy.check(context)
-            strategy.check_tasks(self._tasks(cell), context.source)
-            for player, task in product(strategy.players(), self._tasks(cell)[:1]):
-                rules = self.policy_of(cell.strategy).rules(player.limits(context.limits, task))
+            strategy.check_tasks(tasks, context.source)
+            for player, task in product(strategy.players(), tasks[:1]):
+                rules = policy.rules(player.limits(context.limits, task))
                 rules = rules.with_variant(player.prompt_variant(context))
-                Kernel(task, rules)  # a protocol that cannot say it says so here
-                rules.protocol.open(rules.clone_brief(1, "", {}, 1))
+                Kernel(task, rules)  # raises if the protocol cannot say the root's opening
+                rules.protocol.open(rules.clone_brief(1, "", {}, 1))  # and this one if it cannot say a clone's
         except ConfigError as error:
             place = f"strategies.{cell.strategy}, {cell.eval_set.family}"
-            place += "" if cell.budget is None else f", budget {cell.budget}"
+            if cell.budget is not None:
+                place += f", budget {cell.budget}"
             raise ConfigError(f"{place}: {error}") from error
 
 
 def said_by(strategy: Strategy, context: PlayContext) -> list[list[str]]:
-    """What agents read that a strategy tells something: their openings, and what is said of their turns.
+    """Return what a strategy tells its agents beyond the policy's protocol, for keys of stored results.
 
-    Return a list for each player with a prompt variant. Stored names of players without one do not change. The list
-    differs when the sentences differ; how a prompt variant parses what agents write is in `Strategy.version`.
+    The texts are openings and reminders of sample observations, a list for each player with a prompt variant of its
+    own. A strategy without one adds nothing to its keys. How a variant reads turns is in `Strategy.version`.
     """
     root = Brief(Role.ROOT, "[1] + 2?", keys=("B",), can_delegate=True, total_tokens=64, clones=2)
     briefs = (root, replace(root, role=Role.CLONE), replace(root, can_delegate=False))
-    found = []
-    for prompt_variant in (player.prompt_variant(context) for player in strategy.players()):
-        if prompt_variant is not None:
-            protocol = prompt_variant(context.protocol)
-            told = [message for brief in briefs for message in protocol.open(brief)]
-            if (control := find_capability(protocol, ControlsTurns)) is not None:
-                told += [control.remind(protocol.fault(Fault.CUT_BY_LENGTH), left) for left in (1, 2)]
-            found.append([message.content for message in told])
-    return found
+    texts = []
+    for player in strategy.players():
+        variant = player.prompt_variant(context)
+        if variant is None:
+            continue
+        protocol = variant(context.protocol)
+        messages = list(protocol.open(root))
+        for brief in briefs[1:]:
+            messages += protocol.open(brief)
+        control = find_capability(protocol, ControlsTurns)
+        if control is not None:
+            messages += [control.remind(protocol.fault(Fault.CUT_BY_LENGTH), turns_left) for turns_left in (1, 2)]
+        texts.append([message.content for message in messages])
+    return texts
 
 
 def _changed(spec: PlugIn, eval_set: EvalSet) -> PlugIn:
+    """Return a family's source with the options of an eval set."""
     return PlugIn(spec.name, {**spec.options, **eval_set.options})
