@@ -1,8 +1,9 @@
-"""Nested accounts. Every agent has one; a parent funds its children's from its own.
+"""Nested token accounts. Every agent has an account, and a parent funds the accounts of its children from its own.
 
-One invariant: on every account `granted == spent + reserved + lent + free`, with `lent` the sum of the children's
-grants; so over the tree `spent + reserved + free == total`. A child spends, delegates and sees only its own account,
-and what it leaves flows back when its account is closed, which the kernel does only once the whole call has joined.
+One invariant holds on every account: `granted == spent + reserved + lent + free`, where `lent` is the sum of the
+children's grants. Over the tree it follows that `spent + reserved + free == total`. A child spends, delegates and sees
+only its own account. Its unspent balance flows back when its account is closed. The kernel closes accounts only after
+the whole call has joined.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from selfcest_env.types import ROOT, AgentId
 
 
 class Amounts(NamedTuple):
-    """A sum of money in three currencies. `None`, in a grant or a free balance, means unlimited."""
+    """Total tokens, generated tokens and clones. `None`, in a grant or a free balance, means unlimited."""
 
     total_tokens: int | None = 0
     generated_tokens: int | None = 0
@@ -52,7 +53,7 @@ class Account(NamedTuple):
 
     @property
     def remaining(self) -> Amounts:
-        """What the agent can still use: free or reserved for its own work in flight."""
+        """The balance that the agent can still use: free, or reserved for its own work in flight."""
         return Amounts(*map(_left, self.granted, self.spent, self.lent))
 
 
@@ -68,7 +69,9 @@ class Ledger:
     def copy(self) -> Ledger:
         """An independent copy; accounts are immutable and shared."""
         other = Ledger.__new__(Ledger)
-        other.total, other._accounts, other._open = self.total, dict(self._accounts), dict(self._open)
+        other.total = self.total
+        other._accounts = dict(self._accounts)
+        other._open = dict(self._open)
         return other
 
     @property
@@ -76,11 +79,11 @@ class Ledger:
         return self._accounts
 
     def __getitem__(self, agent_id: AgentId) -> Account:
-        return self._opened(agent_id)
+        return self._find_open(agent_id)
 
     def reserve(self, agent_id: AgentId, cost: Amounts) -> None:
         """Set `cost` aside before the work starts."""
-        account = self._opened(agent_id)
+        account = self._find_open(agent_id)
         self._check_amounts("reservation", cost)
         if not account.free.covers(cost):
             raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
@@ -88,7 +91,7 @@ class Ledger:
 
     def settle(self, agent_id: AgentId, reserved: Amounts, used: Amounts) -> None:
         """End a reservation: `used` of it is spent for good, the rest is free again."""
-        account = self._opened(agent_id)
+        account = self._find_open(agent_id)
         self._check_amounts("use", used)
         self._check_amounts("reservation", reserved)
         if not account.reserved.covers(reserved):
@@ -106,13 +109,16 @@ class Ledger:
 
     def lend(self, parent_id: AgentId, grants: Mapping[AgentId, Amounts]) -> None:
         """Open one account per child, all funded from the parent's free balance in one step; a child costs a clone."""
-        parent = self._opened(parent_id)
-        free, lent, births = parent.free, ZERO, Amounts(clones=len(grants))
+        parent = self._find_open(parent_id)
+        free = parent.free
+        births = Amounts(clones=len(grants))
+        lent = ZERO
         for child_id, grant in grants.items():
             if child_id.parent != parent_id or child_id in self._accounts:
                 raise BudgetError(f"{parent_id} cannot open an account for {child_id}: not its child, or not new")
             self._check_amounts("grant", grant, unlimited=True)
-            if any(g is None and f is not None for g, f in zip(grant, free, strict=True)):
+            # A limited parent could never cover the spending of an unlimited child.
+            if any(granted is None and left is not None for granted, left in zip(grant, free, strict=True)):
                 raise BudgetError(f"{parent_id} cannot lend {grant}: its own account is limited, free {free}")
             lent = lent.plus(_finite(grant))
         if not free.covers(lent.plus(births)):
@@ -123,31 +129,34 @@ class Ledger:
         self._open.update(dict.fromkeys(grants, 0))
 
     def close(self, child_id: AgentId) -> None:
-        """Return what a child left to its parent. Nothing of its may be in flight; its own children are closed."""
-        child = self._opened(child_id)
+        """Close a child's account and return its balance to the parent. Nothing may be reserved or open below it."""
+        child = self._find_open(child_id)
         parent_id = child_id.parent
         if parent_id is None:
             raise BudgetError("the root's account has no parent to return to")
         if child.reserved != ZERO:
             raise BudgetError(f"{child_id} cannot be closed: {child.reserved} is still reserved for work in flight")
         if self._open[child_id]:
-            still_open = ", ".join(str(a) for a in self._open if a.parent == child_id)
+            still_open = ", ".join(str(agent_id) for agent_id in self._open if agent_id.parent == child_id)
             raise BudgetError(f"{child_id} cannot be closed before its clones {still_open}")
         consumed = child.spent.plus(child.lent)
-        parent = self._opened(parent_id)
+        # From now on the parent has lent what the child has consumed, so `granted` of the child shrinks to that.
+        parent = self._find_open(parent_id)
         self._accounts[parent_id] = parent._replace(lent=parent.lent.minus(_finite(child.granted)).plus(consumed))
         self._accounts[child_id] = child._replace(granted=consumed)
         self._open[parent_id] -= 1
         del self._open[child_id]
 
     def totals(self) -> tuple[Amounts, Amounts, Amounts]:
-        """(spent, reserved, free) over the tree; they add up to `total` wherever it is limited."""
-        spent, reserved = ZERO, ZERO
+        """Return (spent, reserved, free) over the tree. They add up to `total` wherever it is limited."""
+        spent = ZERO
+        reserved = ZERO
         free: list[int | None] = [None if limit is None else 0 for limit in self.total]
         for account in self._accounts.values():
-            spent, reserved = spent.plus(account.spent), reserved.plus(account.reserved)
+            spent = spent.plus(account.spent)
+            reserved = reserved.plus(account.reserved)
             for i, amount in enumerate(account.free):
-                # Under an unlimited total a child's finite balance is money nobody had to find.
+                # Under an unlimited total, a child's finite balance was taken from no other account.
                 if free[i] is not None and amount is not None:
                     free[i] = (free[i] or 0) + amount
         return spent, reserved, Amounts(*free)
@@ -167,7 +176,7 @@ class Ledger:
             if limit is not None:
                 assert sum(share or 0 for share in shares) == limit, f"{name}: {shares} do not add up to {limit}"
 
-    def _opened(self, agent_id: AgentId) -> Account:
+    def _find_open(self, agent_id: AgentId) -> Account:
         if agent_id not in self._open:
             raise BudgetError(f"{agent_id} has no open account")
         return self._accounts[agent_id]

@@ -1,10 +1,9 @@
-"""Other pasts of an episode: as it stood before some turns, and as it would have begun under a `Replay`.
+"""Counterfactual pasts: an episode before some of its turns, and the state from which a `Replay` is played.
 
-A replay keeps every turn that is not a turn it intervenes on (an agent's first one, unless it names a later one), nor a
-descendant of one: an agent's later turns, what its subtree did from then on, its ancestors' turns after the join and
-whatever those spawn. An agent in whose stead a reply is given is *absent*: its call grants its siblings what it granted
-them, its own grant never leaves the parent, nothing is charged for it and no cost counts it; its parent reads that
-reply, by default what stands for a failed clone (`tree.reply_of`).
+A replay intervenes on an agent's first turn, or on a later one that it names. It keeps every turn that is neither
+intervened on nor a descendant of such a turn (`tree.is_descendant`). An agent whose reply is replaced is *absent*. Its
+siblings keep their grants, its own grant never leaves the parent, nothing is charged for it, and no cost counts it. Its
+parent reads the replacement, by default the reply of a failed clone (`tree.reply_of`).
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from selfcest_env.types import AgentId, Fault, Usage
 def fork_before(
     kernel: Kernel, *turns: tuple[AgentId, int], absent: Mapping[AgentId, str | None] | None = None
 ) -> Kernel:
-    """The episode as it stood without these turns and all that came of them.
+    """Return a copy of the episode without these turns and all of their descendants.
 
-    Every recorded step that descends from none of them is kept: siblings' steps are, the ancestors' turns after the
-    join are not. Accounts are nested, so what is kept is the same in every interleaving, and the ledger is the one in
-    force when those turns were opened.
+    Siblings' steps are kept, and the ancestors' turns after the join are not. Accounts are nested, so every
+    interleaving gives the same copy, and its ledger is the one in force when the turns were opened.
 
     Args:
+        kernel: the episode, finished or running.
         turns: (agent, turn) of the episode, played or open.
-        absent: agents to leave out besides, with their replies as in `Kernel`; their first turns are among `turns`.
+        absent: further agents to leave out, with their replies as in `Kernel`. Their first turns are among `turns`.
 
     Raises:
         GameError: the episode has no such turn.
@@ -50,7 +49,7 @@ def fork_before(
 
 
 def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
-    """The finished kernel of a record, played again from what its agents wrote.
+    """Return the finished kernel of a record, by playing the texts of its agents again.
 
     Raises:
         RecordError: the episode was played with another prompt variant, or by these rules its texts make another one.
@@ -62,22 +61,22 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
 def replay_turns(
     record: EpisodeRecord, rules: Rules, choose: Callable[[Kernel], AgentId] = lambda kernel: kernel.ready()[0]
 ) -> Iterator[Kernel]:
-    """The kernel of a record as its turns are played again: at its beginning, and after every turn.
-
-    It is the same object every time.
+    """Play the turns of a record again. Yield the kernel, always the same object, at its start and after every turn.
 
     Args:
-        choose: whose turn is next, of those that are ready.
+        record: the episode.
+        rules: the rules that it was played by.
+        choose: picks the next agent among those that are ready.
 
     Raises:
-        RecordError: as `restore`, before the turn after which that shows.
+        RecordError: as for `restore`, as soon as a turn differs from the record.
     """
     if record.prompt_variant is not None:
         played = tuple(map(short_name, record.prompt_variant))  # a record may have a long name written out
         if rules.prompt_variant != played:
             raise RecordError(
-                f"episode {record.episode_id} was played with {_said(played)}, and these rules have "
-                f"{_said(rules.prompt_variant)}; pass those of its protocol, as "
+                f"episode {record.episode_id} was played with {_describe_variants(played)}, and these rules have "
+                f"{_describe_variants(rules.prompt_variant)}; pass those of its protocol, as "
                 "rules.with_variant(...) makes them"
             )
     turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
@@ -88,14 +87,14 @@ def replay_turns(
         turn = turns.get((agent_id, len(kernel.agents[agent_id].turns)))
         if turn is None:
             break
-        facts, text = turn.facts, turn.generation.text
-        # What was dropped for being over the grant must be over it again.
+        facts = turn.facts
+        # A text over its grant was charged only the grant. One more token puts it over the grant again.
         used = facts.generated_tokens + (facts.fault is Fault.OVER_GRANT)
-        kernel.play(agent_id, text, Usage(used, facts.finish_reason))
+        kernel.play(agent_id, turn.generation.text, Usage(used, facts.finish_reason))
         if kernel.agents[agent_id].turns[-1] != facts:
             break
         yield kernel
-    if not _same(kernel, record):
+    if not _matches(kernel, record):
         raise RecordError(
             f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "
             "limits, the protocol and the token counter it was played with"
@@ -103,13 +102,16 @@ def replay_turns(
         )
 
 
-def _said(prompt_variant: tuple[str, ...]) -> str:
+def _describe_variants(prompt_variant: tuple[str, ...]) -> str:
     return f"the prompt variant {' and '.join(prompt_variant)}" if prompt_variant else "no prompt variant"
 
 
-def _same(kernel: Kernel, record: EpisodeRecord) -> bool:
-    """Whether an episode was played by these limits and came to what is recorded."""
-    recorded = {a.agent_id: (a.granted_tokens, a.status, a.reply, [t.facts for t in a.turns]) for a in record.agents}
+def _matches(kernel: Kernel, record: EpisodeRecord) -> bool:
+    """Return whether limits, grants, statuses, replies and turns of a kernel equal those of a record."""
+    recorded = {}
+    for agent in record.agents:
+        facts = [turn.facts for turn in agent.turns]
+        recorded[agent.agent_id] = (agent.granted_tokens, agent.status, agent.reply, facts)
     played = {
         agent_id: (state.grant.total_tokens, state.status, state.reply, list(state.turns))
         for agent_id, state in kernel.agents.items()
@@ -118,7 +120,7 @@ def _same(kernel: Kernel, record: EpisodeRecord) -> bool:
 
 
 def check_replay(replay: Replay, record: EpisodeRecord) -> None:
-    """Raises `CreditError` for a turn that the episode lacks, or two interventions of which one undoes the other."""
+    """Raise `CreditError` for a turn that the episode lacks, or for an intervention that undoes another one."""
     starts = [(agent_id, what.turn) for agent_id, what in replay.interventions]
     for agent_id, turn in starts:
         agent = record.by_id.get(agent_id)
@@ -135,7 +137,8 @@ def check_replay(replay: Replay, record: EpisodeRecord) -> None:
     for start in starts:
         for other in starts:
             if other != start and is_descendant(record.by_id, start, other):
-                (agent_id, turn), (before, first) = start, other
+                agent_id, turn = start
+                before, first = other
                 raise CreditError(
                     f"replay {replay}: {agent_id}/turn{turn} descends from {before}/turn{first}, so it need not exist "
                     f"once {before} is intervened on; ask for two replays"
@@ -143,23 +146,24 @@ def check_replay(replay: Replay, record: EpisodeRecord) -> None:
 
 
 def is_replayed_turn(replay: Replay, record: EpisodeRecord, agent_id: AgentId, turn: int) -> bool:
-    """Whether a turn of a replay's record was played for it; the others are the episode's own."""
+    """Return whether a turn in a replay's record was played for the replay. The other turns are the episode's own."""
     starts = ((other, what.turn) for other, what in replay.interventions)
     return any(is_descendant(record.by_id, (agent_id, turn), start) for start in starts)
 
 
 def start_replay(replay: Replay, kernel: Kernel) -> Kernel:
-    """How a replay begins: the finished `kernel` of its episode without what descends from the interventions.
+    """Return the state from which a replay is played: the finished `kernel` without descendants of the interventions.
 
     Raises:
-        CreditError: a reply that is put in has more than `reply_tokens`, which no clone could have sent.
+        CreditError: a replacement has more than `reply_tokens`, so no clone could have sent it.
     """
     absent: dict[AgentId, str | None] = {}
     for agent_id, what in replay.interventions:
         if what.absent:
             absent[agent_id] = what.reply if what.kind == "replace" else None
-            text = kernel.rules.protocol.neutralise(what.reply)  # as a clone's own is priced
-            bound, tokens = kernel.limits.reply_tokens, kernel.rules.counter.count_text(text)
+            text = kernel.rules.protocol.neutralise(what.reply)  # a clone's own reply is priced like this
+            bound = kernel.limits.reply_tokens
+            tokens = kernel.rules.counter.count_text(text)
             if bound is not None and tokens > bound:
                 raise CreditError(
                     f"replay {replay}: the reply for {agent_id} has {tokens} tokens, over reply_tokens = {bound}"
@@ -168,11 +172,11 @@ def start_replay(replay: Replay, kernel: Kernel) -> Kernel:
 
 
 def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
-    """Stream of a turn that a replay plays anew; `seed` is the episode's.
+    """Return the seed of a turn that a replay samples; `seed` is the episode's.
 
-    Turns of a resampled agent and of its subtree draw from streams of kind "resample", all others of kind "after".
-    Neither is ever the factual stream, and both are new for every sample; equal samples of different questions about
-    one episode share the streams "after", as common random numbers. Replays of a replay share none with it.
+    A resampled agent and its subtree draw from streams of kind "resample", all other agents from kind "after". Neither
+    is the factual stream, and both change with the sample. Replays of one episode with equal `sample` share the streams
+    "after" as common random numbers. A replay of a replay shares no stream with it.
     """
     resampled = any(agent_id.is_under(other) and what.kind == "resample" for other, what in replay.interventions)
     kind = ("resample" if resampled else "after") + (f" in {replay.episode_id}" if replay.is_second else "")

@@ -1,4 +1,4 @@
-"""What may be granted: tokens of a turn, accounts of a call's children. Pure functions of states and balances."""
+"""Grants: the tokens of a turn and the accounts of a call's children. Pure functions of states and balances."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ def fits_context(limits: Limits, context_tokens: int) -> bool:
 
 
 def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | None, Status | None]:
-    """Tokens of an agent's next turn, and the ending that anything but an answer in it would bring.
+    """Return the tokens of an agent's next turn, and the status with which anything but an answer would end it.
 
-    A grant of 0 means that there can be no turn and the ending is now. While another turn can follow, the grant leaves
-    room for one line of environment text and one more answer, as it does where the agent can still ask for more turns.
+    A grant of 0 ends the agent now. While another turn can follow, the grant leaves room for one line of environment
+    text and one more answer; so it does where the agent can still ask for more turns.
     """
-    limits, used, turns = rules.limits, len(state.turns), rules.turns(state.extra_turns)
+    limits = rules.limits
+    used = len(state.turns)
+    turns = rules.turns(state.extra_turns)
     window = None if limits.context_tokens is None else limits.context_tokens - state.context_tokens
     room = _least(limits.turn_tokens, window, free.total_tokens, free.generated_tokens)
     if turns is not None and used >= turns:
@@ -29,7 +31,8 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
         return 0, Status.OUT_OF_TOKENS
     if rules.max_turns is not None and used + 1 >= rules.max_turns:
         return room, Status.OUT_OF_TURNS
-    reserve, notice = rules.answer_tokens, rules.notice_tokens
+    reserve = rules.answer_tokens
+    notice = rules.notice_tokens
     later = _least(
         limits.turn_tokens,
         None if window is None else window - notice - reserve,
@@ -42,7 +45,7 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
 
 
 def find_shortage(state: AgentState, free: Amounts, rules: Rules, tokens: int) -> Fault | None:
-    """Why a block of `tokens` and one more answer cannot follow in an agent's context, `None` if they can."""
+    """Return the fault if an agent cannot pay for, or fit, a block of `tokens` and one more answer; else `None`."""
     reserve = rules.answer_tokens
     if not free.covers(Amounts(tokens + reserve, reserve)):
         return Fault.OVER_BUDGET
@@ -52,7 +55,7 @@ def find_shortage(state: AgentState, free: Amounts, rules: Rules, tokens: int) -
 
 
 def can_pay_call(state: AgentState, free: Amounts, rules: Rules, board: Mapping[str, str]) -> bool:
-    """Whether an agent's account and context can carry the smallest call, whose clone would be shown this board."""
+    """Return whether an agent's account and context can carry the smallest call, whose clone would see this board."""
     context = state.context_tokens + rules.reply_bound(1) + rules.answer_tokens
     return free.covers(rules.smallest_call(state.agent_id.depth, board)) and fits_context(rules.limits, context + 1)
 
@@ -60,9 +63,13 @@ def can_pay_call(state: AgentState, free: Amounts, rules: Rules, board: Mapping[
 def find_refusal(
     state: AgentState, free: Amounts, rules: Rules, requests: Sequence[CloneRequest], keys: Sequence[str]
 ) -> Fault | None:
-    """The first reason why a call as a whole cannot be granted, before any grant is worked out.
+    """Return the first fault for which a whole call is refused, before grants are computed; `None` if there is none.
 
     Args:
+        state: the calling agent.
+        free: its free balance.
+        rules: the rules of the episode.
+        requests: the objectives of the call.
         keys: documents that the agent may name.
     """
     per_call = rules.limits.max_clones_per_call
@@ -81,23 +88,29 @@ def find_refusal(
 def call_grants(
     state: AgentState, free: Amounts, rules: Rules, requests: Sequence[CloneRequest]
 ) -> list[Amounts] | None:
-    """What each child gets: what was asked for it, or an equal share of what is left; `None` if that cannot be paid.
+    """Return the grant of each child: the requested tokens, or an equal share of the rest; `None` if unaffordable.
 
-    Before the shares the parent keeps the replies at their upper bound and one more answer of its own.
+    The parent first keeps the replies at their upper bound and one more answer of its own.
     """
-    limits, reserve, count = rules.limits, rules.answer_tokens, len(requests)
-    money = free.minus(Amounts(rules.reply_bound(count) + reserve, reserve, count))
-    asked = sum(request.max_tokens or 0 for request in requests)
-    unasked = sum(request.max_tokens is None for request in requests)
+    limits = rules.limits
+    reserve = rules.answer_tokens
+    count = len(requests)
+    available = free.minus(Amounts(rules.reply_bound(count) + reserve, reserve, count))
+    requested = sum(request.max_tokens or 0 for request in requests)
+    num_sharing = sum(request.max_tokens is None for request in requests)
     share: int | None = None
-    if money.total_tokens is not None:
-        if asked > money.total_tokens:
+    if available.total_tokens is not None:
+        if requested > available.total_tokens:
             return None
-        share = (money.total_tokens - asked) // max(1, unasked)
-    generated = None if money.generated_tokens is None else money.generated_tokens // count
-    leaf = limits.max_depth is not None and state.agent_id.depth + 1 >= limits.max_depth
-    clones = 0 if leaf else None if money.clones is None else money.clones // count
-    return [Amounts(share if r.max_tokens is None else r.max_tokens, generated, clones) for r in requests]
+        share = (available.total_tokens - requested) // max(1, num_sharing)
+    generated = None if available.generated_tokens is None else available.generated_tokens // count
+    is_leaf = limits.max_depth is not None and state.agent_id.depth + 1 >= limits.max_depth
+    clones: int | None = None if available.clones is None else available.clones // count
+    if is_leaf:  # a clone that cannot delegate needs no clones of its own
+        clones = 0
+    return [
+        Amounts(share if request.max_tokens is None else request.max_tokens, generated, clones) for request in requests
+    ]
 
 
 def _least(*limits: int | None) -> int | None:

@@ -1,7 +1,7 @@
-"""The tree of agents: who may act, what a step does, when a call has joined. Deterministic and framework-free.
+"""The game: a tree of agents, the steps they take, and the joins of their calls. Deterministic and framework-free.
 
-The kernel holds immutable `AgentState`s and a `Ledger`; a step replaces a few of them. It never sees tokens or tensors:
-texts and token counts are opaque payloads, priced by a `TokenCounter`.
+The kernel holds immutable `AgentState`s and a `Ledger`, and a step replaces a few states. The kernel never sees tokens
+or tensors: texts and token counts are opaque payloads, and a `TokenCounter` prices texts.
 """
 
 from __future__ import annotations
@@ -41,19 +41,22 @@ from selfcest_env.types import (
 
 
 class Kernel:
-    """One episode. Single-use: created, played once, dropped.
+    """One episode. A kernel is single-use: create it, play it once, drop it.
 
     Args:
         task: the problem.
-        rules: limits, protocol and prices; shared by all episodes that are played by the same rules.
-        absent: clones that are left out, for counterfactuals, with what their parents read in their stead; `None`: the
-            default reply. Their siblings' grants are as if they were there; they themselves end at birth with nothing
-            charged, and their grants never leave the parent's account.
+        rules: limits, protocol and prices; episodes with the same rules share one object.
+        absent: clones that a counterfactual leaves out, with the reply that the parent reads instead; `None` stands for
+            the default reply. Siblings get the grants that they would get beside a present clone. An absent clone ends
+            at birth, nothing is charged for it, and its grant stays in the parent's account.
     """
 
     def __init__(self, task: Task, rules: Rules, absent: Mapping[AgentId, str | None] | None = None) -> None:
-        self.task, self.rules, self.limits, self.absent = task, rules, rules.limits, dict(absent or {})
         limits = rules.limits
+        self.task = task
+        self.rules = rules
+        self.limits = limits
+        self.absent = dict(absent or {})
         self.ledger = Ledger(Amounts(limits.total_tokens, limits.generated_tokens, limits.max_clones))
         self.num_reads = 0
         self._agents: dict[AgentId, AgentState] = {}
@@ -61,7 +64,7 @@ class Kernel:
         self._log: dict[tuple[AgentId, int], LogEntry] = {}  # in the order of play
         self._open_root()
 
-    # What can be asked
+    # Queries
 
     @property
     def agents(self) -> Mapping[AgentId, AgentState]:
@@ -81,30 +84,35 @@ class Kernel:
         return tuple(self._log.values())
 
     def action(self, agent_id: AgentId, turn: int) -> Action:
-        """What the agent did at a turn that has been played."""
+        """Return the action of a turn that has been played."""
         return self._log[agent_id, turn].action
 
     def keys_of(self, agent_id: AgentId) -> tuple[str, ...]:
-        """Documents the agent may name: all of them for the root, those it was given for a clone."""
+        """Return the keys an agent may name: all documents for the root, the shared ones for a clone."""
         return tuple(self.task.context) if agent_id == ROOT else self._agents[agent_id].shared_context
 
-    # What can be done
+    # Steps
 
     def step(self, agent_id: AgentId, action: Action, usage: Usage, text: str = "") -> None:
-        """Play one agent's open turn. Raises `GameError` if it has none.
+        """Play one agent's open turn.
 
         Args:
             agent_id: an agent in `ready()`.
-            action: what its generation means (`protocol.parse`).
-            usage: what the generation cost; above the grant it is charged the whole grant and its text is dropped.
+            action: the parsed generation (`protocol.parse`).
+            usage: cost of the generation. Above the grant, the whole grant is charged and the text is dropped.
             text: the generation itself, for the agent's own transcript.
+
+        Raises:
+            GameError: the agent has no open turn, or the usage is impossible.
         """
-        state, turn = self._acting(agent_id)
+        state, turn = self._find_open_turn(agent_id)
         if usage.generated_tokens is not None and usage.generated_tokens < 0:
             raise GameError(f"{agent_id} reports {usage.generated_tokens} generated tokens; expected a number >= 0")
         if usage.generated_tokens is None and turn.max_new_tokens is None:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
-        self._log[agent_id, len(state.turns)] = LogEntry(agent_id, len(state.turns), action, usage, text)
+        turn_index = len(state.turns)
+        self._log[agent_id, turn_index] = LogEntry(agent_id, turn_index, action, usage, text)
+        # A generation that does not count asks for nothing, whatever its text says.
         extra = state.extra_turns if turn.invalid_reason(usage) else self.rules.more_turns(state.extra_turns, text)
         if turn.can_extend and extra > state.extra_turns:
             turn = turn._replace(last=None)
@@ -132,31 +140,38 @@ class Kernel:
                 )
 
     def play(self, agent_id: AgentId, text: str, usage: Usage) -> None:
-        """`step` by what an agent wrote. A text that cannot count, over its grant or cut, is not even parsed."""
-        void = self._acting(agent_id)[1].invalid_reason(usage)
-        action = self.rules.protocol.parse(text) if void is None else Malformed(void)
+        """Parse a generation and `step`. A text that is over its grant or cut by length is not parsed."""
+        _, turn = self._find_open_turn(agent_id)
+        fault = turn.invalid_reason(usage)
+        action = self.rules.protocol.parse(text) if fault is None else Malformed(fault)
         self.step(agent_id, action, usage, text)
 
     def fork(self) -> Kernel:
-        """An independent copy of the episode as it stands. See `counterfactual.fork_before` for other pasts."""
+        """Return an independent copy of the episode. `counterfactual.fork_before` copies an earlier moment of it."""
         other = Kernel.__new__(Kernel)
         other.__dict__.update(self.__dict__)
-        other.ledger, other._agents = self.ledger.copy(), dict(self._agents)
-        other._ready, other._log = list(self._ready), dict(self._log)
+        # Everything else is immutable or shared by design; states, accounts and log entries are tuples.
+        other.ledger = self.ledger.copy()
+        other._agents = dict(self._agents)
+        other._ready = list(self._ready)
+        other._log = dict(self._log)
         return other
 
     # Turns
 
-    def _acting(self, agent_id: AgentId) -> tuple[AgentState, OpenTurn]:
-        """An agent and its open turn. Raises `GameError` if it has none."""
+    def _find_open_turn(self, agent_id: AgentId) -> tuple[AgentState, OpenTurn]:
+        """Return an agent and its open turn. Raises `GameError` if it has none."""
         state = self._agents.get(agent_id)
         if state is None or state.turn is None:
-            found = "no such agent" if state is None else f"it is {state.status}"
-            raise GameError(f"{agent_id} cannot act: {found}; ready: {', '.join(map(str, self.ready())) or 'nobody'}")
+            reason = "no such agent" if state is None else f"it is {state.status}"
+            ready = ", ".join(map(str, self.ready())) or "no agent"
+            raise GameError(f"{agent_id} cannot act: {reason}; ready: {ready}")
         return state, state.turn
 
     def _open_root(self) -> None:
-        limits, task = self.limits, self.task
+        limits = self.limits
+        task = self.task
+        # Without tools the root sees every document in full, so that the monolithic baseline is fair.
         full_text = not limits.delegation and not limits.reading
         brief = Brief(
             Role.ROOT,
@@ -185,7 +200,7 @@ class Kernel:
         self._open_turn(ROOT, prompt_tokens)
 
     def _append(self, agent_id: AgentId, message: Message) -> int:
-        """Write an environment block into an agent's context and charge it; returns its tokens."""
+        """Append an environment block to an agent's context, charge it, and return its tokens."""
         state = self._agents[agent_id]
         tokens = self.rules.counter.count((message,), state.boundary)
         self.ledger.charge(agent_id, Amounts(tokens))
@@ -197,23 +212,30 @@ class Kernel:
         return tokens
 
     def _open_turn(self, agent_id: AgentId, prompt_tokens: int) -> None:
-        """Grant and reserve the next turn, or end the agent if not one token can be granted."""
-        state, free = self._agents[agent_id], self.ledger[agent_id].free
+        """Grant and reserve the next turn, or end the agent if not one token can be granted.
+
+        Args:
+            agent_id: the agent.
+            prompt_tokens: tokens of the environment block before the turn.
+        """
+        state = self._agents[agent_id]
+        free = self.ledger[agent_id].free
         grant, last = turn_grant(state, free, self.rules)
         if grant == 0 and last is not None:
             return self._finish(agent_id, last)
         can_extend = last is Status.OUT_OF_TURNS and self.rules.turns(state.extra_turns) != self.rules.max_turns
-        goes_on = last is None or can_extend
+        has_next_turn = last is None or can_extend
         may_spawn = state.brief.can_delegate and free.covers(Amounts(clones=1))
         can_pay = may_spawn and can_pay_call(state, free, self.rules, self._board(agent_id))
         turn = OpenTurn(
             prompt_tokens,
             grant,
-            can_delegate=goes_on and can_pay,
-            can_read=goes_on and self._can_read(agent_id),
+            can_delegate=has_next_turn and can_pay,
+            can_read=has_next_turn and self._can_read(agent_id),
             too_poor=may_spawn and not can_pay,
             last=last,
-            reserved=Amounts((grant or 0) + (self.rules.notice_tokens if goes_on else 0), grant or 0),
+            # A turn that fails is followed by a line about its fault, which is reserved with the turn.
+            reserved=Amounts((grant or 0) + (self.rules.notice_tokens if has_next_turn else 0), grant or 0),
             can_extend=can_extend,
         )
         self.ledger.reserve(agent_id, turn.reserved)
@@ -223,19 +245,22 @@ class Kernel:
     def _settle(
         self, agent_id: AgentId, turn: OpenTurn, action: Action, usage: Usage, text: str
     ) -> tuple[Action, TurnFacts, str]:
-        """Charge a generation and decide whether it counts at all."""
-        grant, used = turn.max_new_tokens, usage.generated_tokens
-        if used is None:
+        """Charge a generation. Return its action, facts and text; those of an invalid generation are replaced."""
+        grant = turn.max_new_tokens
+        used = usage.generated_tokens
+        if used is None:  # unknown usage is charged the whole grant
             assert grant is not None
             used = grant
-        void = turn.invalid_reason(usage)
-        if void is not None:
-            action = Malformed(void)
-        if void is Fault.OVER_GRANT:
+        fault = turn.invalid_reason(usage)
+        if fault is not None:
+            action = Malformed(fault)
+        if fault is Fault.OVER_GRANT:
             assert grant is not None
-            used, text = grant, ""
-        reserved, cost = turn.reserved, Amounts(used, used)
-        if grant is None:
+            used = grant
+            text = ""  # a text over the grant must never reach a context, whose length it would break
+        reserved = turn.reserved
+        cost = Amounts(used, used)
+        if grant is None:  # no limit bounded the turn, so nothing was reserved for its generation
             self.ledger.reserve(agent_id, cost)
             reserved = reserved.plus(cost)
         self.ledger.settle(agent_id, reserved, cost)
@@ -247,7 +272,7 @@ class Kernel:
         self._agents[agent_id] = state._replace(turns=(*state.turns, facts))
 
     def _fail_turn(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn) -> None:
-        """The turn led to nothing: tell the agent why and let it go on, or end it if this was its last turn."""
+        """Close a turn with a fault. Tell the agent the fault and open its next turn, or end it after its last one."""
         assert facts.fault is not None
         self._close_turn(agent_id, facts)
         if turn.last is not None:
@@ -257,7 +282,7 @@ class Kernel:
         self._open_turn(agent_id, tokens)
 
     def _with_reminder(self, agent_id: AgentId, message: Message, played: int) -> Message:
-        """What an agent is told after so many turns, with how many it has left."""
+        """Return the message with a reminder of the turns left after `played` turns."""
         turns = self.rules.turns(self._agents[agent_id].extra_turns)
         return self.rules.with_reminder(message, None if turns is None else turns - played)
 
@@ -266,6 +291,7 @@ class Kernel:
     def _answer(self, agent_id: AgentId, facts: TurnFacts, text: str) -> None:
         self._close_turn(agent_id, facts)
         limit = self.limits.reply_tokens
+        # The limit holds for the reply as the parent reads it, so it is counted after neutralising.
         too_long = limit is not None and self.rules.counter.count_text(self.rules.protocol.neutralise(text)) > limit
         if agent_id != ROOT and too_long:
             return self._finish(agent_id, Status.REPLY_TOO_LONG)
@@ -290,9 +316,10 @@ class Kernel:
         return self._agents[agent_id].brief.can_read and (limit is None or self.num_reads < limit)
 
     def _read(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn, keys: tuple[str, ...]) -> None:
-        known, limit = frozenset(self.keys_of(agent_id)), self.limits.max_reads
-        found = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
-        message = self._with_reminder(agent_id, found, len(self._agents[agent_id].turns) + 1)
+        known = frozenset(self.keys_of(agent_id))
+        limit = self.limits.max_reads
+        documents = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
+        message = self._with_reminder(agent_id, documents, len(self._agents[agent_id].turns) + 1)
         tokens = self.rules.counter.count((message,), Boundary.AFTER_STOP)
         fault: Fault | None = None
         if turn.last is not None or not self._agents[agent_id].brief.can_read:
@@ -324,7 +351,8 @@ class Kernel:
             fault = Fault.NOT_ALLOWED if turn.last is Status.OUT_OF_TURNS else Fault.OVER_BUDGET
             self._close_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault))
             return self._finish(agent_id, turn.last or Status.OUT_OF_TOKENS)
-        state, free = self._agents[agent_id], self.ledger[agent_id].free
+        state = self._agents[agent_id]
+        free = self.ledger[agent_id].free
         reason = find_refusal(state, free, self.rules, requests, self.keys_of(agent_id))
         grants = call_grants(state, free, self.rules, requests) if reason is None else None
         if grants is None:
@@ -339,19 +367,19 @@ class Kernel:
         requests: tuple[CloneRequest, ...],
         grants: list[Amounts],
     ) -> None:
-        """Give birth to every child that its grant can carry, then let them all start; refused ones cost nothing."""
-        first, slots = self._agents[agent_id].num_children, list[AgentId | None]()
+        """Create every child whose grant covers its prompt, then start all of them. Refused children cost nothing."""
+        first = self._agents[agent_id].num_children
+        slots: list[AgentId | None] = []  # one for each request; `None` for a refused one
         born: dict[AgentId, AgentState] = {}
         refused: dict[int, Fault] = {}
         board = self._board(agent_id)
         for i, (request, grant) in enumerate(zip(requests, grants, strict=True)):
             child_id = agent_id.child(first + len(born))
-            child = self._newborn(child_id, request, grant, board, born_at=len(self._agents[agent_id].turns))
-            enough = grant.covers(Amounts(child.context_tokens + 1, 1)) and fits_context(
-                self.limits, child.context_tokens + 1
-            )
-            slots.append(child_id if enough else None)
-            if not enough:
+            child = self._make_child(child_id, request, grant, board, born_at=len(self._agents[agent_id].turns))
+            least = child.context_tokens + 1  # its prompt and one token of an answer
+            can_start = grant.covers(Amounts(least, 1)) and fits_context(self.limits, least)
+            slots.append(child_id if can_start else None)
+            if not can_start:
                 refused[i] = Fault.PROMPT_TOO_LONG
             elif child_id in self.absent:
                 reply = self.absent[child_id]
@@ -365,6 +393,7 @@ class Kernel:
         reserved = Amounts(self.rules.reply_bound(len(requests)))
         self.ledger.reserve(agent_id, reserved)
         present = {child_id: child for child_id, child in born.items() if child_id not in self.absent}
+        # All grants leave the account in one step, before any child starts: none depends on a running sibling.
         self.ledger.lend(agent_id, {child_id: child.grant for child_id, child in present.items()})
         self._agents[agent_id] = self._agents[agent_id]._replace(
             status=Status.WAITING,
@@ -378,7 +407,7 @@ class Kernel:
         if not present:
             self._join(agent_id)
 
-    def _newborn(
+    def _make_child(
         self, child_id: AgentId, request: CloneRequest, grant: Amounts, board: Mapping[str, str], born_at: int
     ) -> AgentState:
         limits = self.limits
@@ -404,7 +433,7 @@ class Kernel:
         )
 
     def _board(self, parent_id: AgentId) -> Mapping[str, str]:
-        """What clones of the next call are shown of those whose whole calls have joined: none of their own call."""
+        """Return the notes that clones of the next call see. They come from calls of the parent that have joined."""
         if not self.rules.keeps_board:
             return {}
         children = (parent_id.child(i) for i in range(self._agents[parent_id].num_children))
@@ -413,7 +442,7 @@ class Kernel:
         return self.rules.board(neutral)
 
     def _join(self, parent_id: AgentId) -> None:
-        """The whole call has ended: money flows back, then all replies arrive as one message."""
+        """Join a call whose children have all ended: return unspent grants, then bring all replies in one message."""
         parent = self._agents[parent_id]
         call = parent.call
         assert call is not None

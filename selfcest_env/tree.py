@@ -1,6 +1,6 @@
-"""The state of one agent in the tree, and what came before what. Immutable: a step replaces states, it edits none.
+"""The state of one agent in the tree, and the causal order of turns. States are immutable: a step replaces them.
 
-They are named tuples because a step makes several, and `_replace` costs a quarter of `dataclasses.replace`.
+States are named tuples because a step makes several, and `_replace` costs a quarter of `dataclasses.replace`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class OpenTurn(NamedTuple):
     Attributes:
         prompt_tokens: tokens of the environment block before it.
         max_new_tokens: the grant; `None` only when every limit that could bound it is unlimited.
-        can_delegate, can_read: what a call could bring.
+        can_delegate, can_read: whether a call or a read could be granted.
         too_poor: the agent may delegate, but its account or its context cannot carry the smallest call.
-        last: the ending that anything but an answer would bring, `None` while another turn can be afforded.
-        reserved: what the ledger holds for it.
-        can_extend: it is the last one only unless the agent asks for more turns in it.
+        last: the status with which anything but an answer ends the agent; `None` while it can pay for another turn.
+        reserved: amounts that the ledger holds for the turn.
+        can_extend: whether the agent can ask for more turns in this last one.
     """
 
     prompt_tokens: int
@@ -46,16 +46,23 @@ class OpenTurn(NamedTuple):
     can_extend: bool = False
 
     def invalid_reason(self, usage: Usage) -> Fault | None:
-        """Why a generation of this cost cannot count, whatever it says; `None` if it can."""
-        used, grant = usage.generated_tokens, self.max_new_tokens
+        """Return the fault of a generation with this usage, whatever its text says; `None` if it is valid."""
+        used = usage.generated_tokens
+        grant = self.max_new_tokens
         if used is not None and grant is not None and used > grant:
             return Fault.OVER_GRANT
         return Fault.CUT_BY_LENGTH if usage.finish_reason is FinishReason.LENGTH else None
 
 
 class Call(NamedTuple):
-    """A call in flight: one child or one refusal per objective, what the parent reserved for the replies, and how many
-    children have not ended."""
+    """A call in flight.
+
+    Attributes:
+        children: the child of each objective, `None` for a refused one.
+        refused: faults of refused objectives, by position.
+        reserved: amounts that the parent has reserved for the replies.
+        running: number of children that have not ended.
+    """
 
     children: tuple[AgentId | None, ...]
     refused: Mapping[int, Fault]
@@ -64,8 +71,13 @@ class Call(NamedTuple):
 
 
 class AgentState(NamedTuple):
-    """One agent. `messages` is its whole transcript; `block_start` is where the block before its open turn begins.
-    `extra_turns` are those that it has asked for and been given."""
+    """One agent.
+
+    Attributes:
+        messages: the whole transcript.
+        block_start: index of the first message of the block before the open turn.
+        extra_turns: turns that the agent has asked for and been given.
+    """
 
     agent_id: AgentId
     brief: Brief
@@ -96,15 +108,19 @@ class LogEntry(NamedTuple):
 
 
 def reply_of(child: AgentState) -> Reply:
-    """What a clone that has ended sends its parent. An absent one's, if nothing was put in its place, is the default
-    reply: "absent", a failure like any other, so it fits every `reply_tokens` and looks like what agents meet in
-    ordinary play."""
-    put_in = child.status is Status.ABSENT and child.reply is not None
-    return Reply(child.reply) if put_in or child.status is Status.ANSWERED else Reply(failure=child.status)
+    """Return the reply of a clone that has ended.
+
+    The default reply of an absent clone is the failure "absent". A failure fits every `reply_tokens`, and agents meet
+    failures in ordinary play too.
+    """
+    is_replaced = child.status is Status.ABSENT and child.reply is not None
+    if is_replaced or child.status is Status.ANSWERED:
+        return Reply(child.reply)
+    return Reply(failure=child.status)
 
 
 class HasBirth(Protocol):
-    """What knows the parent's turn that an agent was born of: its state, or its record."""
+    """A state or record of an agent, which knows the turn of its parent in which it was born."""
 
     @property
     def born_at(self) -> int | None: ...
@@ -115,23 +131,25 @@ def is_descendant(
     turn: tuple[AgentId, int],
     of: tuple[AgentId, int],
 ) -> bool:
-    """Whether `turn` is the turn `of` or could only happen after it.
+    """Return whether `turn` is the turn `of` or could only happen after it.
 
-    That is: later turns of the same agent, everything its subtree did from then on, and its ancestors' turns after the
-    join, with all they spawned. Turns of siblings in the same call are independent of it, whenever they were played.
+    Descendants are later turns of the same agent, all turns of its subtree from then on, and its ancestors' turns after
+    the join, with all agents they spawned. Turns of siblings in one call are independent, whenever they were played.
     """
+    # The two turns meet at the deepest common ancestor: the turn of this ancestor that holds each orders them.
     depth = 0
     for ours, theirs in zip(turn[0].path, of[0].path, strict=False):
         if ours != theirs:
             break
         depth += 1
     meet = AgentId(of[0].path[:depth])
-    position, of_position = _turn_at(agents, meet, turn), _turn_at(agents, meet, of)
+    position = _turn_at(agents, meet, turn)
+    of_position = _turn_at(agents, meet, of)
     return position > of_position or (position == of_position and meet == of[0])
 
 
 def _turn_at(agents: Mapping[AgentId, HasBirth], ancestor: AgentId, turn: tuple[AgentId, int]) -> int:
-    """The turn of `ancestor` during which `turn` was played."""
+    """Return the turn of `ancestor` during which `turn` was played."""
     agent_id, index = turn
     if agent_id == ancestor:
         return index

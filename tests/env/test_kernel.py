@@ -54,7 +54,7 @@ def test_answer_at_once():
     assert kernel.ready() == ()
     assert kernel.agents[ROOT].reply == "7"
     assert kernel.ledger.totals() == (Amounts(8, 3), Amounts(), Amounts(92, None, 16))
-    with pytest.raises(GameError, match="root cannot act: it is answered; ready: nobody"):
+    with pytest.raises(GameError, match="root cannot act: it is answered; ready: no agent"):
         play(kernel, ROOT, Answer("8"))
 
 

@@ -74,11 +74,11 @@ def grants_a_token_less(state: Any, free: Amounts, rules: Any) -> Any:
 
 
 def refuses_pairs(state: Any, free: Amounts, rules: Any, requests: Any, keys: Any) -> Any:
-    return Fault.OVER_BUDGET if len(requests) > 1 else grants.refusal(state, free, rules, requests, keys)
+    return Fault.OVER_BUDGET if len(requests) > 1 else grants.find_refusal(state, free, rules, requests, keys)
 
 
 def names_another_reason(state: Any, free: Amounts, rules: Any, requests: Any, keys: Any) -> Any:
-    found = grants.refusal(state, free, rules, requests, keys)
+    found = grants.find_refusal(state, free, rules, requests, keys)
     return Fault.OVER_BUDGET if found is Fault.CONTEXT_FULL else found
 
 
@@ -117,7 +117,7 @@ def reply_limit(by: int) -> Callable[..., None]:
 
 
 CLOSE, CHARGE, JOIN, GRANTS = Ledger.close, Ledger.charge, Transition._join, Transition._share_balance
-COUNT, NEWBORN, ANSWER = WordCounter.count, Kernel._newborn, Kernel._answer
+COUNT, NEWBORN, ANSWER = WordCounter.count, Kernel._make_child, Kernel._answer
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ COUNT, NEWBORN, ANSWER = WordCounter.count, Kernel._newborn, Kernel._answer
         (kernel, "call_grants", goes_deeper),
         (kernel, "turn_grant", keeps_nothing),
         (kernel, "turn_grant", grants_a_token_less),
-        (kernel, "refusal", refuses_pairs),
-        (kernel, "refusal", names_another_reason),
+        (kernel, "find_refusal", refuses_pairs),
+        (kernel, "find_refusal", names_another_reason),
         (Ledger, "close", never_flows_back),
         (Ledger, "charge", forgets_a_prompt),
         (WordCounter, "count", later_blocks_at_half),
         (WordCounter, "count", openings_at_half),
-        (Kernel, "_newborn", clones_open_for_one),
+        (Kernel, "_make_child", clones_open_for_one),
         (Kernel, "_answer", reply_limit(1)),
         (Kernel, "_answer", reply_limit(-1)),
     ],

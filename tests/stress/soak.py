@@ -205,7 +205,7 @@ class RecordRecount:
             unknown: turns whose usage the policy could not say: charged what they were granted.
         """
         data = json.loads(line)
-        self.with_limits(data["limits"], data["task"]["context"])
+        self.under(data["limits"], data["task"]["context"])
         self.agents, self.unknown = {agent["agent_id"]: agent for agent in data["agents"]}, unknown
         self.walked, self.reads = list[str](), 0
         try:
@@ -546,7 +546,7 @@ def pinch(rng: random.Random, task: Task, limits: Limits, face: tuple[str, str],
     """The same limits, but for a purse or a window in which the root's first call or read, or the smallest call, has
     just room, or a token less or more than that."""
     again, name = RecordRecount(*face), rng.choice(("total_tokens", "context_tokens"))
-    again.with_limits(vars(limits) | {name: 1000}, task.context)  # an opening says how much there is
+    again.under(vars(limits) | {name: 1000}, task.context)  # an opening says how much there is
     said = again.prices.text(first.text) if first.charged_tokens is None else first.charged_tokens
     match again.protocol.parse(first.text):
         case Delegate(requests) if rng.random() < 0.6:
