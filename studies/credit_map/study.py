@@ -48,6 +48,7 @@ from selfcest_env.stored import stored_as, stored_fields
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
+from selfcest_training.faults import killed_worker_named
 from studies.runner import DOCS, Rerun, Study, evidence_line, git, table
 
 STORE, TUNED = (Path(__file__).parent / "evidence" / name for name in ("cells.jsonl", "tuning.jsonl"))
@@ -279,14 +280,16 @@ def make(todo: Sequence[Job], file: Path, workers: int, *, resume: bool) -> None
     console, context = Console(stderr=True), multiprocessing.get_context("spawn")
     with Progress(*columns, console=console) as progress, ProcessPoolExecutor(workers, mp_context=context) as pool:
         bar = progress.add_task("", total=len(todo), completed=len(todo) - len(waiting))
-        for future in as_completed(pool.submit(play, job) for job in waiting):
-            run = future.result()
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(run) + "\n")
-            name = f"{run['game']}/{run['scheme']} {run['rate']:g} seed {run['seed']}: {run['reached']}"
-            progress.update(bar, advance=1, description=name)
-            if not console.is_terminal:
-                console.print(name, f"{run['cpu_seconds']} s", highlight=False)
+        futures = [pool.submit(play, job) for job in waiting]
+        with killed_worker_named(pool, f"the runs that have ended are in {file}; add --resume to make the others"):
+            for future in as_completed(futures):
+                run = future.result()
+                with file.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(run) + "\n")
+                name = f"{run['game']}/{run['scheme']} {run['rate']:g} seed {run['seed']}: {run['reached']}"
+                progress.update(bar, advance=1, description=name)
+                if not console.is_terminal:
+                    console.print(name, f"{run['cpu_seconds']} s", highlight=False)
 
 
 # The page

@@ -28,7 +28,7 @@ from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError, DataError, InfrastructureError, PolicyError, exit_cause
 from selfcest_eval.play.config import StudyConfig
 from selfcest_training.config_file import parse_as
-from selfcest_training.faults import LOG, Exit, exit_code, line_of, logged, signals_raise
+from selfcest_training.faults import ENDING_SIGNALS, LOG, Exit, exit_code, line_of, logged, signals_raise
 from selfcest_training.run.experiment import run
 
 
@@ -136,7 +136,7 @@ def test_a_run_on_a_dead_engine_says_whose_job_and_keeps_the_worker_s_trace(tmp_
     assert "in produce" in trace, "of the worker, and not of who waited for it"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_a_signal_ends_a_command_in_one_line_with_its_number(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,8 +17,10 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +41,7 @@ from selfcest_training import files
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import differing_keys, dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
-from selfcest_training.faults import exit_code
+from selfcest_training.faults import ENDING_SIGNALS, exit_code, first_end, killed_worker_named
 from selfcest_training.files import AppendLog, FileOffset, atomic_write, digest, digests, remove_partials, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
@@ -71,6 +73,13 @@ def copy(base: Job, tmp_path: Path) -> tuple[RunConfig, Path]:
     folder = spec.folder / "delegating" / "seed0"
     shutil.copytree(base.folder, folder)
     return spec, folder
+
+
+def sign_checkpoints(spec: RunConfig, folder: Path) -> None:
+    """Change copied checkpoints as if they had been written under this config."""
+    for path in folder.glob("checkpoints/*/manifest.json"):
+        contents = json.loads(path.read_bytes())["contents"] | {"config": run_digest(spec)}
+        path.write_text(json.dumps({"sha256": digest(json.dumps(contents)), "contents": contents}), encoding="utf-8")
 
 
 def assert_same_end(job: Job, base: Job) -> None:
@@ -465,9 +474,7 @@ def test_a_refused_run_is_no_session_and_nothing_of_it_changes(base: Job, tmp_pa
     spec, folder = copy(base, tmp_path)
     (folder / "evaluation").mkdir(exist_ok=True)
     write_text(spec.folder / "config.yaml", dump_run(spec))
-    for path in folder.glob("checkpoints/*/manifest.json"):  # as if they were of this folder's config
-        contents = json.loads(path.read_bytes())["contents"] | {"config": run_digest(spec)}
-        path.write_text(json.dumps({"sha256": digest(json.dumps(contents)), "contents": contents}), encoding="utf-8")
+    sign_checkpoints(spec, folder)
     (folder / name).write_text("{}\n{}\n", encoding="utf-8")
     before = digests(spec.folder)
     with pytest.raises(RecordError, match=f"^delegating/seed0: .*{name}"):
@@ -567,7 +574,7 @@ def test_who_is_asked_to_stop_in_the_report_finishes_it(tmp_path: Path, monkeypa
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_a_run_says_which_signal_has_stopped_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -595,6 +602,69 @@ def test_a_run_says_which_signal_has_stopped_it(
     )
     assert said.startswith(words)
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_second_signal_ends_a_run_in_one_line_that_names_it(
+    second: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended the process without a line."""
+
+    def work(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        os.kill(os.getpid(), second)
+        time.sleep(60)
+
+    monkeypatch.setattr(experiment, "_run_jobs", work)
+    spec = config(tmp_path, **SHORT)
+    monkeypatch.setattr(cli, "app", lambda standalone_mode: experiment.run(spec, resume=False, console=QUIET))
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in {signal.SIGTERM, second}}
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert caught.value.code == 128 + second
+    assert capsys.readouterr().err == f"selfcest: ended by signal {second:d} ({second.name})\n"
+
+
+def wait_for_a_killed_worker(pool: ProcessPoolExecutor) -> None:
+    future = pool.submit(time.sleep, 60)
+    with killed_worker_named(pool, "run it again"):
+        os.kill(next(iter(pool._processes)), signal.SIGKILL)
+        future.result()
+
+
+def test_a_pool_whose_worker_is_killed_says_by_which_signal() -> None:
+    words = r"a worker process was killed by signal 9 \(SIGKILL\), often the out-of-memory killer; run it again"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as pool, pytest.raises(StoppedError, match=words):
+        wait_for_a_killed_worker(pool)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
+def test_a_checkpoint_that_cannot_be_read_is_named_and_promises_nothing(
+    name: str, base: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with a promise to resume, which could never be kept. Root may read all, so its rights are imitated."""
+    spec, folder = copy(base, tmp_path)
+    write_text(spec.folder / "config.yaml", dump_run(spec))
+    sign_checkpoints(spec, folder)
+    closed = checkpoints(folder / "checkpoints")[-1] / name
+    assert closed.is_file()
+    real = io.open
+
+    def refuse(file: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(file, int) and Path(file) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return real(file, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    with pytest.raises((ConfigError, RecordError), match=f"{name} cannot be read.*mend its rights") as caught:
+        experiment.run(spec, resume=True, console=QUIET)
+    assert "goes on from the newest" not in str(caught.value)
 
 
 def test_a_terminal_that_is_gone_is_a_hangup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,7 +712,7 @@ def test_a_worker_that_was_killed_is_named_by_its_signal(number: signal.Signals,
             process.start()
         assert processes[0].pid is not None
         os.kill(processes[0].pid, number)
-        assert experiment.first_end(processes) == words
+        assert first_end(processes) == words
     finally:
         for process in processes:
             process.kill()

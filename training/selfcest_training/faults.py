@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import IntEnum
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError, StoppedError, install_hint
+from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError, StoppedError, exit_cause, install_hint
 from selfcest_training.files import open_for_append
 
 LOG = "errors.log"
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # SIGINT is Python's KeyboardInterrupt
+# SIGINT is Python's KeyboardInterrupt. Batch systems send SIGUSR1, SIGUSR2 or SIGXCPU before the time of a job is up.
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 # Modules that commands import late, by the extra that installs them.
 EXTRA_OF_MODULE = {
     "httpx2": "openai",
@@ -98,7 +102,7 @@ class SignalExit(SystemExit):
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise `SignalExit` in the main thread, so that files and locks are closed.
+    """Within the block `ENDING_SIGNALS` raise `SignalExit` in the main thread, so that files and locks are closed.
 
     Signals that are ignored stay so, as SIGHUP under `nohup`. A forked child is ended as it would be without this.
     """
@@ -121,6 +125,35 @@ def signals_raise() -> Iterator[None]:
         for number, handler in before.items():
             if handler == signal.SIG_DFL:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def killed_worker_named(pool: ProcessPoolExecutor, advice: str) -> Iterator[None]:
+    """Within the block, a worker process that ends before its work is done raises an error that says how it ended.
+
+    Args:
+        pool: started with the `spawn` method, with work submitted to it, so that all of its processes are there.
+        advice: what to do then.
+
+    Raises:
+        StoppedError: in the place of `BrokenProcessPool`.
+    """
+    processes = list((pool._processes or {}).values())
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise StoppedError(f"a worker process {first_end(processes)}; {advice}") from error
+
+
+def first_end(processes: Sequence[BaseProcess]) -> str:
+    """How that process ended which broke a pool; the pool asks all others to end, by SIGTERM."""
+    deadline = time.monotonic() + 1.0
+    codes: list[int] = []
+    while not codes and time.monotonic() < deadline:
+        codes = [process.exitcode for process in processes if process.exitcode is not None]
+        time.sleep(0.01)
+    first = [code for code in codes if code != -signal.SIGTERM] or codes
+    return exit_cause(first[0] if first else None)
 
 
 def _missing_extra(error: Exception) -> str | None:

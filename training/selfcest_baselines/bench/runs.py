@@ -24,6 +24,7 @@ from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.stored import by_field, stored_as, stored_text, to_stored
 from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, get_scenario
+from selfcest_training.faults import killed_worker_named
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.yaml_text import read_option
@@ -183,12 +184,14 @@ def _play_missing(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         cell_of = {pool.submit(play, cell, seconds): cell for cell in missing}
+        advice = f"the same command plays the runs that {folder} lacks"
         try:
-            for future in as_completed(cell_of):
-                cell = cell_of[future]
-                results[cell] = future.result()
-                store(results, folder, cell.scenario)
-                report(cell, results[cell])
+            with killed_worker_named(pool, advice):
+                for future in as_completed(cell_of):
+                    cell = cell_of[future]
+                    results[cell] = future.result()
+                    store(results, folder, cell.scenario)
+                    report(cell, results[cell])
         except BaseException:
             # Without this the pool would play all other runs before the error is seen.
             pool.shutdown(cancel_futures=True)

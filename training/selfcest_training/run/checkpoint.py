@@ -172,6 +172,11 @@ def newest_whole(job: Path) -> tuple[Path, Manifest] | None:
             _check_digests(job / WARM_START, manifest.warm_start)
             for name, offset in manifest.logs.items():
                 check_offset(job / name, offset)
+        except PermissionError as error:  # it may be whole, and work after an older one would overwrite it
+            raise RecordError(
+                f"{error.filename or path} cannot be read ({error.strerror}): mend its rights, or remove {path} to "
+                "resume from the checkpoint before it"
+            ) from error
         except (RecordError, OSError) as error:
             damaged.append(f"{path.name}: {error}")
             continue

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -22,12 +21,12 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError, exit_cause, signal_name
+from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError, signal_name
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import differing_keys, dump_run, load_stored_config, run_digest, shipped_config
-from selfcest_training.faults import ENDING_SIGNALS, LOG, logged
+from selfcest_training.faults import ENDING_SIGNALS, LOG, first_end, logged
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
 from selfcest_training.planning.memory import check_device
@@ -106,6 +105,11 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
                         hand_over(config, leader, follower)
                 _run_jobs(config, jobs, only_warm_start, display, stop, evaluator)
             print_report(config, console, evaluator)  # with nothing left to play: who is asked to stop here finishes
+    except PermissionError as error:  # no other try goes better
+        raise ConfigError(
+            f"{error.filename or config.folder} cannot be read or written ({error.strerror}): mend its rights, then "
+            "resume"
+        ) from error
     except (OSError, StoppedError) as error:
         number = error.signal_number if isinstance(error, StoppedError) else None
         why = f"{error}, as {signal_name(number)} asked" if number else error
@@ -224,7 +228,7 @@ def _configs_of(manifests: Sequence[Path]) -> set[str]:
 
 @contextmanager
 def _stop_on_signal() -> Iterator[_Flag]:
-    """A flag that processes share, and that a first SIGTERM or SIGHUP sets; a second one ends this process at once.
+    """A flag that processes share, and that the first of `ENDING_SIGNALS` sets; a second one ends this process at once.
 
     A `StoppedError` of the block is then of that signal. A SIGHUP that is ignored, as under `nohup`, stays so.
     """
@@ -235,10 +239,11 @@ def _stop_on_signal() -> Iterator[_Flag]:
 
     def ask(number: int, _: object) -> None:
         stop.value = number
-        signal.signal(number, signal.SIG_DFL)
+        for other in heeded:  # as before: the command line says which signal has ended it
+            signal.signal(other, before[other])
 
     before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
-    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    heeded = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
     # Python's tracker of semaphores would die of a SIGHUP to all, with a trace. It inherits that one is ignored.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     resource_tracker.ensure_running()
@@ -293,17 +298,6 @@ def _run_jobs(
             raise
         for future in futures:
             future.result()
-
-
-def first_end(processes: Sequence[multiprocessing.process.BaseProcess]) -> str:
-    """How that process ended which broke a pool; the pool asks all others to end, by SIGTERM."""
-    deadline = time.monotonic() + 1.0
-    codes: list[int] = []
-    while not codes and time.monotonic() < deadline:
-        codes = [process.exitcode for process in processes if process.exitcode is not None]
-        time.sleep(0.01)
-    first = [code for code in codes if code != -signal.SIGTERM] or codes
-    return exit_cause(first[0] if first else None)
 
 
 def _start_worker(stop: _Flag, threads: int) -> None:
