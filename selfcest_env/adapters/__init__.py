@@ -1,1 +1,1 @@
-"""The symbolic game behind other libraries' interfaces. Each module needs its library; nothing here imports another."""
+"""Adapters of the symbolic game to other libraries. Each module needs its library, and no module imports another."""

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: the batch kernel as a `VecEnv` with action masks, for PPO and for sb3-contrib's MaskablePPO.
+"""Stable-Baselines3: the batch kernel as a `VecEnv` with action masks, for PPO and sb3-contrib's MaskablePPO.
 
 Needs the extra `selfcest[sb3]`.
 """
@@ -27,26 +27,27 @@ Per = Literal["decision", "agent"]
 
 
 class SymbolicVecEnv(VecEnv):
-    """Many symbolic games as the rows of one `VecEnv`; shared weights, one team reward.
+    """Many symbolic games as the rows of one `VecEnv`, with shared weights and one team reward.
 
-    With `per="decision"` a row is a game and a step is one decision of one agent, the lowest numbered of those that can
-    act: shared weights as plain single-agent RL, without idle steps. The reward comes with the last decision.
+    With `per="decision"` a row is a game, and a step is one action of its ready agent with the lowest number. This is
+    plain single-agent RL with shared weights and without idle steps. The last action of an episode has the reward.
 
-    With `per="agent"` a row is one agent of one game (row = game * num_agents + agent) and a step is a joint step, as
-    with SuperSuit. All rows of a game end together, each with the team reward, also those never born. The row of an
-    agent that cannot act carries WAIT: MaskablePPO gets no policy gradient from it, but its value loss counts such
-    rows, and PPO without masks also learns what to "do" there, to no effect. Entry 0 of an observation (`can_act`)
-    tells the two apart.
+    With `per="agent"` a row is one agent of one game (row = game * num_agents + agent), and a step is a joint step, as
+    with SuperSuit. All rows of a game end together with the team reward, also those of agents that were never born. An
+    agent that cannot act has WAIT as its only legal action. MaskablePPO has no policy gradient from such rows, but its
+    value loss counts them. PPO without masks also trains on their actions, which have no effect. Entry 0 of an
+    observation, `can_act`, distinguishes the rows.
 
-    An illegal action is WAIT, which costs an agent that could act a turn. Games restart by themselves; the `infos` of a
-    last step hold `terminal_observation`, `TimeLimit.truncated`, `is_success` (the root's answer was right) and
-    `episode` (`r` team return, `l` steps), as SB3's logger reads them. All other infos are empty.
+    An illegal action is played as WAIT, which costs an agent that could act a turn. Games restart automatically. The
+    `infos` of a last step hold `terminal_observation`, `TimeLimit.truncated`, `is_success` (the root's answer was
+    right) and `episode` (`r` is the team return, `l` the number of steps), as SB3's logger reads them. Other infos are
+    empty.
 
     Args:
         rules: task, limits and prices (`make_rules`).
-        num_envs: games played side by side. The attribute `num_envs` counts rows, as SB3 needs it.
-        per: what a row is.
-        max_cycles: steps of a game before truncation, `None` for never: the limits end every game.
+        num_envs: number of games. The attribute `num_envs` counts rows, as SB3 expects it.
+        per: "decision" for a row per game, or "agent" for a row per agent.
+        max_cycles: steps of a game before truncation; `None` never truncates, and the limits end every game.
     """
 
     render_mode = None
@@ -66,7 +67,7 @@ class SymbolicVecEnv(VecEnv):
         )
 
     def reset(self) -> NDArray[np.float32]:
-        """Start the next episode of every game, or the first one of the last `seed`; shape (rows, features)."""
+        """Start the next episode of every game, or after `seed` the first one; return observations (rows, features)."""
         if any(self._options):
             raise ConfigError(f"options are {self._options[0]!r}; expected none: this environment has no reset options")
         self.kernel.reset(self._seeds[0])
@@ -74,42 +75,49 @@ class SymbolicVecEnv(VecEnv):
         return self._observations()
 
     def step_async(self, actions: NDArray[np.integer[Any]]) -> None:
-        """Keep the actions, shape (rows,), for `step_wait`."""
+        """Store the actions, shape (rows,), for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Observations (rows, features), rewards (rows,), dones (rows,) and one dict per row."""
+        """Play the stored actions.
+
+        Returns:
+            Observations (rows, features), rewards (rows,), dones (rows,) and one info per row.
+        """
         self._play()
-        done, rewards = self.kernel.done, self.kernel.state.team_return.astype(np.float32)
+        done = self.kernel.done
+        rewards = self.kernel.state.team_return.astype(np.float32)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if done.any():
-            self._say_how_it_ended(done, infos)
+            self._fill_last_infos(done, infos)
             self.kernel.restart()
         return self._observations(), rewards.repeat(self._rows_per_game), done.repeat(self._rows_per_game), infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Legal actions, shape (rows, num_actions)."""
-        return self._of_agents(self.kernel.action_masks()) if self.per == "agent" else self.kernel.next_action_masks()
+        """Return the action masks, shape (rows, num_actions)."""
+        if self.per == "agent":
+            return self._flatten_agents(self.kernel.action_masks())
+        return self.kernel.next_action_masks()
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the batch holds no resources."""
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """`action_masks` of some rows; a row has no other method of its own."""
+        """Return `action_masks` of some rows, the only method that a row has."""
         if method_name != "action_masks":
             raise AttributeError(f"a row has no method {method_name!r}; expected 'action_masks'")
         masks = self.action_masks(*method_args, **method_kwargs)
         return [masks[row] for row in self._get_indices(indices)]
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """An attribute of the batch, once for every row: all rows share it."""
+        """Return an attribute of the batch once per row, because all rows share it."""
         value = getattr(self, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the batch; of some rows alone it cannot be set."""
+        """Set an attribute of the batch. Raises `ConfigError` for a part of the rows, because all rows share it."""
         if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
             raise ConfigError(f"indices are {indices!r}; expected None: {attr_name!r} belongs to the whole batch")
         setattr(self, attr_name, value)
@@ -125,19 +133,24 @@ class SymbolicVecEnv(VecEnv):
             kernel.step_next(self._actions)
 
     def _observations(self) -> NDArray[np.float32]:
-        return self._of_agents(self.kernel.observations()) if self.per == "agent" else self.kernel.next_observations()
+        if self.per == "agent":
+            return self._flatten_agents(self.kernel.observations())
+        return self.kernel.next_observations()
 
-    def _of_agents(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
-        """Values of all agents, shape (games, num_agents, ...), as those of rows."""
+    def _flatten_agents(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """Return values of all agents, shape (games, num_agents, ...), with one axis for rows."""
         return values.reshape(-1, *values.shape[2:])
 
-    def _say_how_it_ended(self, done: NDArray[np.bool_], infos: list[dict[str, Any]]) -> None:
-        state, right, last = self.kernel.state, self.kernel.solved, self._observations()
+    def _fill_last_infos(self, done: NDArray[np.bool_], infos: list[dict[str, Any]]) -> None:
+        """Fill the infos of rows whose game is over, before it restarts."""
+        state = self.kernel.state
+        solved = self.kernel.solved
+        observations = self._observations()
         for row in np.flatnonzero(done.repeat(self._rows_per_game)):
             game = row // self._rows_per_game
             infos[row] = {
-                "terminal_observation": last[row],
+                "terminal_observation": observations[row],
                 "TimeLimit.truncated": bool(state.truncated[game]),
-                "is_success": bool(right[game]),
+                "is_success": bool(solved[game]),
                 "episode": {"r": float(state.team_return[game]), "l": int(state.cycle[game])},
             }

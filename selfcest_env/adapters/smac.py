@@ -1,4 +1,4 @@
-"""SMAC's `MultiAgentEnv` interface, as PyMARL and EPyMARL drive it. Needs NumPy alone."""
+"""SMAC's `MultiAgentEnv` interface for PyMARL and EPyMARL. It needs only NumPy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from selfcest_env.symbolic.vectors import observation_size, state_size
 class SymbolicSMAC:
     """One symbolic game with the methods of SMAC's `MultiAgentEnv` (Samvelyan et al. 2019, arXiv 1902.04043).
 
-    All agents are there from the start. Who is unborn, waits or has ended has one available action, WAIT (0), like the
-    no-op of SMAC's dead units. The reward is the team's, one number, 0 until the game ends. `reset` must come first.
+    All possible agents exist from the start. An agent that is unborn, waits or has ended has one available action, WAIT
+    (0), like the no-op of SMAC's dead units. The reward is one number for the team, 0 until the game ends. Call `reset`
+    before the first `step`.
 
     Args:
         task: a task, or its name.
-        task_options: of a task given by name.
-        max_cycles: joint steps before truncation. By default as many as the longest game can have, so that no game is
-            cut; PyMARL's buffers hold `episode_limit` steps, so a tight bound saves memory.
-        seed: of the series of problems; `None` draws one.
-        limits: those of `SymbolicRules`.
+        task_options: options of a task given by name.
+        max_cycles: joint steps before truncation. The default is the length of the longest possible game, so no game is
+            truncated. PyMARL's buffers hold `episode_limit` steps, so a tight bound saves memory.
+        seed: seed of the series of problems; `None` draws one.
+        limits: limits of `SymbolicRules`.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class SymbolicSMAC:
         self._seed = self._next_seed = seed
 
     def reset(self) -> tuple[list[NDArray[np.float32]], NDArray[np.float32]]:
-        """Start the next game; returns its observations and state."""
+        """Start the next game, and return its observations and state."""
         self.kernel.reset(self._next_seed)
         self._next_seed = None
         return self.get_obs(), self.get_state()
@@ -55,29 +56,30 @@ class SymbolicSMAC:
         """Play one joint step.
 
         Args:
-            actions: one per agent; whatever NumPy can read, so also a tensor on the CPU. An illegal one is WAIT.
+            actions: one per agent, in any form that NumPy can read, also a tensor on the CPU. An illegal action is
+                played as WAIT.
 
         Returns:
-            Team reward; whether the game is over; infos. A game that was cut by `episode_limit` has
-            `info["episode_limit"]` True and is no terminal state: PyMARL bootstraps from there.
+            The team reward, whether the game is over, and infos. After a truncation `info["episode_limit"]` is True,
+            and PyMARL bootstraps from the last state.
         """
         try:
-            played = np.asarray(actions).reshape(1, -1)
+            joint_action = np.asarray(actions).reshape(1, -1)
         except ValueError as error:
             raise ConfigError(f"actions are {actions!r}; expected {self.n_agents} whole numbers") from error
-        if played.shape[1] != self.n_agents:
-            raise ConfigError(f"actions are {played.shape[1]}; expected one per agent, {self.n_agents}")
-        standing = bool(self.kernel.done[0])
-        self.kernel.step(played)
+        if joint_action.shape[1] != self.n_agents:
+            raise ConfigError(f"actions are {joint_action.shape[1]}; expected one per agent, {self.n_agents}")
+        was_over = bool(self.kernel.done[0])
+        self.kernel.step(joint_action)
         state = self.kernel.state
         over = bool(self.kernel.done[0])
         info: dict[str, Any] = {"illegal_actions": int(state.illegal.sum())}
         if over:
             info |= {"episode_limit": bool(state.truncated[0]), "battle_won": bool(self.kernel.solved[0])}
-        return 0.0 if standing else float(state.team_return[0]), over, info
+        return 0.0 if was_over else float(state.team_return[0]), over, info
 
     def get_obs(self) -> list[NDArray[np.float32]]:
-        """What each agent sees, one array of `get_obs_size()` per agent."""
+        """Return the observations, one array of `get_obs_size()` entries per agent."""
         return list(self.kernel.observations()[0])
 
     def get_obs_agent(self, agent_id: int) -> NDArray[np.float32]:
@@ -87,7 +89,7 @@ class SymbolicSMAC:
         return observation_size(self.rules)
 
     def get_state(self) -> NDArray[np.float32]:
-        """The whole game, the right answer included, shape (get_state_size(),)."""
+        """Return the whole game, the right answer included, shape (get_state_size(),)."""
         state: NDArray[np.float32] = self.kernel.states()[0]
         return state
 
@@ -95,7 +97,7 @@ class SymbolicSMAC:
         return state_size(self.rules)
 
     def get_avail_actions(self) -> list[list[int]]:
-        """1 for every action that an agent has, one list of `get_total_actions()` per agent."""
+        """Return the action masks, one list of `get_total_actions()` zeros and ones per agent."""
         available: list[list[int]] = self.kernel.action_masks()[0].astype(int).tolist()
         return available
 
@@ -106,7 +108,7 @@ class SymbolicSMAC:
         return self.rules.num_actions
 
     def get_env_info(self) -> dict[str, int]:
-        """The sizes that PyMARL builds its networks and buffers from."""
+        """Return the sizes from which PyMARL builds its networks and buffers."""
         return {
             "state_shape": self.get_state_size(),
             "obs_shape": self.get_obs_size(),
@@ -119,26 +121,26 @@ class SymbolicSMAC:
         return {}
 
     def seed(self, seed: int | None = None) -> int | None:
-        """Start the series of a seed with the next `reset`; without an argument, the seed in use."""
+        """Set the seed for the next `reset`, if one is given, and return the seed in use."""
         if seed is not None:
             self._seed = self._next_seed = seed
         return self._seed
 
     def render(self) -> None:
-        """PyMARL calls it in tests; the drawn tree is in `symbolic_v0`."""
+        """Do nothing: PyMARL only calls it in tests. `symbolic_v0` renders the tree."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the game holds no resources."""
 
     def save_replay(self) -> None:
-        """SMAC stores StarCraft replays here; there are none."""
+        """Do nothing: there are no StarCraft replays to save."""
 
 
 class SymbolicEPyMARL(SymbolicSMAC):
-    """The same for EPyMARL since 2024, whose runners follow Gymnasium: five values per step, two per reset.
+    """The same game for EPyMARL since 2024, which follows Gymnasium: `step` returns five values, and `reset` two.
 
-    EPyMARL hands three arguments of its own to every environment: `key`, a label for its results, `common_reward`,
-    which the game has, and `reward_scalarisation`, for games that have not.
+    EPyMARL passes three arguments of its own to every environment: `key`, a label for its results, `common_reward`,
+    which must be true here, and `reward_scalarisation`, which has no effect on a common reward.
     """
 
     def __init__(

@@ -28,27 +28,27 @@ GROUP = "agents"
 
 
 class SymbolicTorchEnv(EnvBase):  # type: ignore[misc]  # TorchRL ships no types
-    """Many symbolic games side by side; agents in TorchRL's multi-agent layout, and the whole state for a critic.
+    """Many symbolic games in TorchRL's multi-agent layout, with the whole state for a centralised critic.
 
     With n = num_envs and m = num_agents (`batch_size` is (n,)):
 
     | key | shape | |
     |---|---|---|
-    | `("agents", "observation")` | (n, m, features) | what each agent sees |
-    | `("agents", "action_mask")` | (n, m, actions) | for TorchRL's `ActionMask`; who cannot act can only wait (0) |
-    | `("agents", "can_act")` | (n, m) | whose turn is open: a mask for losses |
-    | `("agents", "action")` | (n, m) | one number per agent; an illegal one is WAIT |
-    | `("agents", "reward")` | (n, m, 1) | the team reward, for every agent; so their sum is m times the team return |
+    | `("agents", "observation")` | (n, m, features) | observation of each agent |
+    | `("agents", "action_mask")` | (n, m, actions) | for TorchRL's `ActionMask`; WAIT (0) for agents that cannot act |
+    | `("agents", "can_act")` | (n, m) | whether the agent can act: a mask for losses |
+    | `("agents", "action")` | (n, m) | one number per agent; an illegal one is played as WAIT |
+    | `("agents", "reward")` | (n, m, 1) | the team reward for every agent, so their sum is m times the team return |
     | `"state"` | (n, state features) | the whole game, the right answer included |
     | `"done"`, `"terminated"`, `"truncated"` | (n, 1) | of the game; only `max_cycles` truncates |
 
-    A game that is over stands still until it is reset, alone (`"_reset"`) or with the others.
+    A game that is over does not change until it is reset, by itself (`"_reset"`) or with all games.
 
     Args:
         rules: task, limits and prices (`make_rules`).
-        num_envs: games played side by side.
-        max_cycles: joint steps of a game before truncation, `None` for never: the limits end every game.
-        device: where tensors are handed over; the kernel itself runs in NumPy.
+        num_envs: number of games.
+        max_cycles: joint steps of a game before truncation; `None` never truncates, and the limits end every game.
+        device: device of the returned tensors; the kernel itself runs in NumPy.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SymbolicTorchEnv(EnvBase):  # type: ignore[misc]  # TorchRL ships no types
             {
                 "observation": Bounded(0.0, 1.0, shape=(*agents, observation_size(rules)), dtype=torch.float32),
                 "action_mask": Binary(shape=(*agents, rules.num_actions), dtype=torch.bool),
-                # No `Binary`: TorchRL cannot index one that has no axis of its own.
+                # TorchRL cannot index a `Binary` spec that has no axis of its own.
                 "can_act": Categorical(2, shape=agents, dtype=torch.bool),
             },
             state=Bounded(0.0, 1.0, shape=(num_envs, state_size(rules)), dtype=torch.float32),
@@ -79,25 +79,25 @@ class SymbolicTorchEnv(EnvBase):  # type: ignore[misc]  # TorchRL ships no types
         self.done_spec = self._composite({}, **{key: Binary(shape=(num_envs, 1), dtype=torch.bool) for key in ends})
 
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        chosen = None if tensordict is None else tensordict.get("_reset", None)
-        if chosen is None or chosen.all():
+        reset_mask = None if tensordict is None else tensordict.get("_reset", None)
+        if reset_mask is None or reset_mask.all():
             self.kernel.reset(self._next_seed)
             self._next_seed = None
         else:
-            self.kernel.restart(chosen.cpu().numpy().reshape(-1))
-        return self._seen()
+            self.kernel.restart(reset_mask.cpu().numpy().reshape(-1))
+        return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         playing = ~self.kernel.done
         self.kernel.step(tensordict[GROUP, "action"].cpu().numpy())
         reward = (self.kernel.state.team_return * playing).astype(np.float32)[:, None, None]
-        return self._seen().set((GROUP, "reward"), self._tensor(reward.repeat(self.rules.num_agents, axis=1)))
+        return self._observe().set((GROUP, "reward"), self._tensor(reward.repeat(self.rules.num_agents, axis=1)))
 
     def _set_seed(self, seed: int | None) -> None:
-        """The next reset of all games starts their first episodes of this seed."""
+        """Let the next reset of all games start the first episodes of this seed."""
         self._next_seed = seed
 
-    def _seen(self) -> TensorDict:
+    def _observe(self) -> TensorDict:
         kernel = self.kernel
         agents = {
             "observation": kernel.observations(),
@@ -122,7 +122,7 @@ class SymbolicTorchEnv(EnvBase):  # type: ignore[misc]  # TorchRL ships no types
     def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
 
-    def _composite(self, agents: dict[str, Any], **others: Any) -> Composite:
-        """Specs of the group and of the games."""
+    def _composite(self, agents: dict[str, Any], **per_game: Any) -> Composite:
+        """Return the specs of the group of agents and those of the games."""
         group = {GROUP: Composite(agents, shape=(*self.batch_size, self.rules.num_agents))} if agents else {}
-        return Composite(**group, **others, shape=self.batch_size).to(self.device)
+        return Composite(**group, **per_game, shape=self.batch_size).to(self.device)
