@@ -27,6 +27,7 @@ from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.report import page
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.findings import failures, findings, rivals
+from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import grouped, learning
 from selfcest_eval.report.page import Trees, delegation_rows, result_rows, source_data
 from selfcest_eval.report.pathologies import (
@@ -45,12 +46,12 @@ from selfcest_eval.report.pathologies import (
     serial_collapse,
 )
 from selfcest_eval.report.reading import reading_of
-from selfcest_eval.report.sources import JobLog, Source, config_of, read_sources
+from selfcest_eval.report.sources import Source, config_of, read_sources
 from selfcest_eval.stats.decision import Choice, InstanceOutcome, judge
 from selfcest_eval.stats.decision_table import Decided, ForcedTriple
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.table import Curves
-from selfcest_training.config import RunConfig
+from selfcest_training.config import RunConfig, VariantConfig, WarmStartConfig
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.run.metrics import describe
 from selfcest_training.session import gpu_seconds, read_sessions, session
@@ -214,7 +215,7 @@ def job(seed: int, returns: list[float], variant: str = "a") -> JobLog:
         tokens, seconds = 5 + 10 * (step + 1), 2.0 + step + 1
         used = {"compute_tokens": 100 * (step + 1), "sampled_tokens": tokens, "cpu_seconds": seconds}
         rows.append({"stage": "rl", "step": step, "return": value, "term/x": value / 2, **used})
-    return JobLog(variant, seed, Path(variant), rows)
+    return JobLog(variant, seed, VariantConfig(WarmStartConfig()), Path(variant), rows)
 
 
 def test_curves_are_means_over_seeds_in_bins_of_steps_with_throughput() -> None:

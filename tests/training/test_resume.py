@@ -35,7 +35,7 @@ from selfcest_cli.solve import _count
 from selfcest_cli.trace import print_trace
 from selfcest_env.errors import ConfigError, RecordError, StoppedError
 from selfcest_env.record import read_episodes
-from selfcest_eval.report.curves import metrics_of
+from selfcest_eval.report.jobs import read_metrics
 from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
@@ -733,12 +733,12 @@ def cut(path: Path) -> None:
 
 
 def test_a_cut_last_line_is_skipped_with_a_warning(base: Job, tmp_path: Path) -> None:
-    spec, folder = copy(base, tmp_path)
+    _, folder = copy(base, tmp_path)
     metrics, episodes = rows(base, "warmstart") + rows(base), list(read_episodes(folder / "episodes.jsonl"))
     for name in ("metrics.jsonl", "episodes.jsonl"):
         cut(folder / name)
     with pytest.warns(UserWarning, match=r"metrics.jsonl, line \d+, was cut and is skipped"):
-        assert metrics_of(spec, "delegating", 0) == metrics[:-1]
+        assert read_metrics(folder / "metrics.jsonl") == metrics[:-1]
     with pytest.warns(UserWarning, match=r"episodes.jsonl, line \d+, was cut and is skipped"):
         assert list(read_episodes(folder / "episodes.jsonl")) == episodes[:-1]
     groups = read_groups(base.folder / "episodes.jsonl").groups
@@ -778,13 +778,13 @@ STRANGE = [b"7", b"[]", b"\xff", b"null", b"[" * 100_000, b'{"stage": []}', b'{"
 
 @pytest.mark.parametrize("line", STRANGE, ids=range(len(STRANGE)))
 def test_a_strange_line_is_named(base: Job, tmp_path: Path, line: bytes) -> None:
-    spec, folder = copy(base, tmp_path)
+    _, folder = copy(base, tmp_path)
     for name in ("metrics.jsonl", "episodes.jsonl"):
         path = folder / name
         first, *others = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join([first, line + b"\n", *others]))
     with pytest.raises(RecordError, match=r"metrics.jsonl, line 2"):
-        metrics_of(spec, "delegating", 0)
+        read_metrics(folder / "metrics.jsonl")
     with pytest.raises(RecordError, match=r"episodes.jsonl, line 2"):
         list(read_episodes(folder / "episodes.jsonl"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import math
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,9 @@ import torch
 from test_cli import ENVIRONMENT, selfcest, timeless_table
 from test_job import config, play, rows, weights
 
-from selfcest_eval.report.curves import curve_lines, learning_curves, plot_curves, write_curves
+from selfcest_eval.report.figures import learning_figure
+from selfcest_eval.report.jobs import read_jobs
+from selfcest_eval.report.learning import first_and_last, return_lines, returns, write_learning_csv
 from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.run.job import Job, JobId
@@ -139,49 +140,44 @@ def write_metrics(folder: Path, steps: list[tuple[float, int, int]]) -> None:
 
 
 def test_curves_by_hand(tmp_path: Path) -> None:
-    budget = {"variants__delegating__rl__sampled_tokens": 1000}
-    spec = dataclasses.replace(config(tmp_path, **budget), seeds=(0, 1))
-    assert learning_curves(spec) == []
-    # seed 0: steps begin at 0, 50, 100, 600 tokens: bins 0, 0, 1 and 6; seed 1: at 0, 100, 600
+    spec = dataclasses.replace(config(tmp_path), seeds=(0, 1))
+    assert read_jobs(spec) == []
     write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 40, 10), (1.0, 50, 0), (0.5, 250, 250), (1.0, 400, 0)])
     write_metrics(spec.folder / "delegating" / "seed1", [(0.25, 100, 0), (0.5, 500, 0), (0.0, 400, 0)])
-    (curve,) = learning_curves(spec)
-    assert curve.edges == (100, 200, 300, 400, 500, 600, 700, 800, 900, 1000)
-    assert [None if value is None else value.mean for value in curve.returns] == [
-        pytest.approx((0.5 + 0.25) / 2), 0.5, None, None, None, None, 0.5, None, None, None,
-    ]  # fmt: skip
-    assert curve.returns[0] is not None
-    half = 12.7062 * 0.25 / math.sqrt(2) / math.sqrt(2)
-    assert curve.returns[0].high == pytest.approx(0.375 + half, abs=1e-4)
-    assert curve.steps == 3.5
-    assert curve.replay_share == pytest.approx((260 / 1000 + 0) / 2)
-    (line,) = curve_lines([curve])
-    assert "0.38 [-1.21, 1.96] over the first tenth of 1000 sampled tokens, unknown over the last" in line
-    assert "13% of its tokens in replays" in line
-    write_curves([curve], tmp_path / "c.csv")
+    jobs = read_jobs(spec)
+    assert [job.replay_share for job in jobs] == [260 / 1000, 0]
+    (curve,) = returns(jobs)
+    # The fourth step is only of seed 0, so no mean over both seeds has it.
+    assert [bin_.seeds for bin_ in curve.bins] == [(0.0, 0.25), (1.0, 0.5), (0.5, 0.0)]
+    assert [bin_.sampled for bin_ in curve.bins] == [75, 350, 800]
+    half = 12.7062 * 0.125
+    assert curve.bins[0].estimate.high == pytest.approx(0.125 + half, abs=1e-4)
+    (line,) = return_lines(jobs)
+    assert line == (
+        "delegating: return 0.12 [-1.46, 1.71] over the first tenth of its steps, 0.25 [-2.93, 3.43] over the last; "
+        "4 steps, 13% of its tokens in replays"
+    )
+    write_learning_csv([curve], tmp_path / "c.csv")
     with (tmp_path / "c.csv").open(encoding="utf-8") as file:
-        assert list(csv.reader(file))[:2] == [
-            ["variant", "sampled_tokens", "return", "return_low", "return_high"],
-            ["delegating", "100", "0.3750", "-1.2133", "1.9633"],
+        assert list(csv.reader(file))[:3] == [
+            ["variant", "metric", "seed", "step", "sampled_tokens", "value"],
+            ["delegating", "return", "0", "0.0", "75.0", "0.0"],
+            ["delegating", "return", "1", "0.0", "75.0", "0.25"],
         ]
-    plot_curves([curve], tmp_path / "c.png")
+    learning_figure([curve], ["return"], [tmp_path / "c.png"])
     assert (tmp_path / "c.png").stat().st_size > 1000
 
 
-def test_without_a_budget_bins_divide_what_every_seed_has_sampled(tmp_path: Path) -> None:
-    spec = dataclasses.replace(config(tmp_path), seeds=(0, 1))
-    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 60, 32), (0.5, 8, 0)])  # begin at 0 and 92, end at 100
-    write_metrics(spec.folder / "delegating" / "seed1", [(1.0, 95, 0), (0.25, 100, 0), (0.0, 50, 0)])  # 0, 95 and 195
-    (curve,) = learning_curves(spec)
-    assert curve.edges[-1] == 100
-    assert curve.returns[0] is not None
-    assert curve.returns[0].mean == 0.5  # of 0.0 and 1.0
-    assert curve.returns[-1] is not None
-    assert curve.returns[-1].mean == 0.375  # of 0.5 and 0.25: the third step began after the last bin
-    assert curve.returns[1:-1] == (None,) * 8
+def test_the_first_and_the_last_tenth_are_means_over_several_bins(tmp_path: Path) -> None:
+    spec = config(tmp_path)
+    write_metrics(spec.folder / "delegating" / "seed0", [(float(step), 10, 0) for step in range(20)])
+    (curve,) = returns(read_jobs(spec))
+    first, last = first_and_last(curve)
+    assert (first.mean, last.mean) == (0.5, 18.5)
 
 
-def test_an_variant_that_sampled_nothing_has_no_curve(tmp_path: Path) -> None:
+def test_a_job_that_sampled_nothing_has_no_share_of_replays(tmp_path: Path) -> None:
     spec = config(tmp_path)
     write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 0, 0)])  # as where no prompt fits
-    assert learning_curves(spec) == []
+    (job,) = read_jobs(spec)
+    assert job.replay_share == 0

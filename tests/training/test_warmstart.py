@@ -23,7 +23,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks.splits import part_of
-from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
+from selfcest_eval.report.jobs import given_up_lines, read_jobs, warm_start_warnings
 from selfcest_training.config import RunConfig
 from selfcest_training.families import TEST_FRACTION, make_families
 from selfcest_training.run.job import Job, JobId
@@ -86,13 +86,17 @@ def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_
     assert len(lines) == 10
     wrong = [f"choice {row['accuracy/choice']:.2f} after phase 1" for row in probes]
     lost = probes[0]["compute_tokens"] / 1e6
-    assert given_up_lines(spec) == [
+    assert given_up_lines(read_jobs(spec)) == [
         f"delegating/seed0: the warm start began 2 times ({wrong[0]}); what was given up cost {lost:.2f} M tokens of "
         "compute"
     ]
-    assert warm_start_warnings(spec) == [
+    assert warnings_of(spec) == [
         f"delegating/seed0: the warm start has not learned in 2 attempts, and was kept ({wrong[1]})"
     ]
+
+
+def warnings_of(spec: RunConfig) -> list[str]:
+    return warm_start_warnings(read_jobs(spec), spec.compute_tokens)
 
 
 @pytest.mark.slow
@@ -129,7 +133,7 @@ def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(tmp_path:
     assert job.state.sampled_at_rl == probe["sampled_tokens"] > 0
     found = [(row["return"], row["clones"], row["total_tokens"]) for row in rows(job)]
     assert np.array(found) == pytest.approx(np.array(PINNED[:3]), abs=1e-6)
-    assert given_up_lines(job.config) == warm_start_warnings(job.config) == []
+    assert given_up_lines(read_jobs(job.config)) == warnings_of(job.config) == []
 
 
 @pytest.mark.slow
@@ -143,7 +147,7 @@ def test_the_last_attempt_is_kept_and_all_its_phases_are_judged(tmp_path: Path) 
     job = play(spec)
     assert [(row["attempt"], row["phase"]) for row in rows(job, "probe")] == [(0, 0), (1, 0), (1, 2)]
     assert [row["step"] for row in rows(job, "warmstart")] == [0, 1, 2, 3]
-    (line,) = warm_start_warnings(spec)
+    (line,) = warnings_of(spec)
     assert "after phase 1, choice 0." in line
     assert line.endswith("after phase 3)")
     assert len(rows(job)) == 1, "RL goes on all the same"
@@ -153,7 +157,7 @@ def test_a_phase_that_a_pool_has_jumped_over_is_judged_too(tmp_path: Path) -> No
     phases = [{"tokens": tokens, "mix": BOTH, "min_accuracy": 0.9} for tokens in (500, 500, 1000)]
     job = play(hopeless(tmp_path, attempts=1, variants__delegating__warmstart__phases=phases))
     assert [(row["step"], row["phase"]) for row in rows(job, "probe")] == [(0, 0), (0, 1), (1, 2)]
-    assert warm_start_warnings(job.config)[0].startswith(
+    assert warnings_of(job.config)[0].startswith(
         "delegating/seed0: the warm start has not learned in its one attempt, and was kept (choice 0."
     )
 
@@ -230,7 +234,7 @@ def test_a_budget_that_the_warm_start_has_used_leaves_no_rl_and_says_so(tmp_path
     job = play(spec)
     assert rows(job) == []
     warning = "delegating/seed0: the warm start used all of compute_tokens = 20000, so there is no RL"
-    assert warning in warm_start_warnings(spec)
+    assert warning in warnings_of(spec)
 
 
 # One probe
@@ -273,7 +277,7 @@ def test_a_probe_plays_training_instances_of_every_family_greedily_under_the_lim
     assert not probe["passed"], "every family must have been learned"
     assert "accuracy/absent" not in probe
     assert probe["sampled_tokens"] == sum(record.cost.generated_tokens for _, record in played)
-    (line,) = warm_start_warnings(spec)
+    (line,) = warnings_of(spec)
     assert "sums 0." in line
     assert "choice" not in line, "it has been learned"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from selfcest_eval.play.costs import cost_name
-from selfcest_eval.report.learning import learning
+from selfcest_eval.report.learning import first_and_last, returns
 from selfcest_eval.report.pathologies import Count
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.study_report import SOLVED, cheap_by_failing, incompetent, unbegun
@@ -162,11 +162,9 @@ def _learned(source: Source) -> str:
         for name in source.final:
             if name in curves.strategies:
                 said.append(_of_variant(source, curves, smallest, name))
-    returns = [one for one in learning(source.jobs) if one.metric == "return"]
-    for one in returns:
-        tenth = max(1, len(one.bins) // 10)
-        first, last = (np.mean([b.estimate.mean for b in part]) for part in (one.bins[:tenth], one.bins[-tenth:]))
-        said.append(f"the return of {one.variant} in training went from {first:.2f} to {last:.2f}")
+    for series in returns(source.jobs):
+        first, last = first_and_last(series)
+        said.append(f"the return of {series.variant} in training went from {first.mean:.2f} to {last.mean:.2f}")
     return _join(said) or "Nothing has been evaluated yet."
 
 

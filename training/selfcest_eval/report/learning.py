@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from selfcest_eval.report.sources import JobLog
+from selfcest_eval.report.jobs import JobLog
+from selfcest_eval.report.tables import write_csv
 from selfcest_eval.stats.statistics import Estimate, over_seeds
 
 BINS = 60  # at most: more are not seen, and noise of single steps hides the course
@@ -125,6 +127,46 @@ def _series(variant: str, stage: str, name: str, runs: Mapping[int, Sequence[Map
             )
             bins.append(Spread(step, sampled, values, over_seeds(values)))
     return Series(variant, stage, name, tuple(having), tuple(bins)) if bins else None
+
+
+def first_and_last(series: Series) -> tuple[Estimate, Estimate]:
+    """Return the means over the first and the last tenth of the bins, with intervals over seeds."""
+    tenth = max(1, len(series.bins) // 10)
+    estimates = []
+    for bins in (series.bins[:tenth], series.bins[-tenth:]):
+        values_by_seed = zip(*(b.seeds for b in bins), strict=True)
+        estimates.append(over_seeds([float(np.mean(values)) for values in values_by_seed]))
+    return estimates[0], estimates[1]
+
+
+def return_lines(jobs: Sequence[JobLog]) -> list[str]:
+    """Describe how the return of each variant changed in RL, and the share of its tokens that replays took."""
+    lines = []
+    for series in returns(jobs):
+        first, last = first_and_last(series)
+        jobs_of_variant = [job for job in jobs if job.variant == series.variant and job.rl_rows]
+        steps = np.mean([len(job.rl_rows) for job in jobs_of_variant])
+        replay_share = np.mean([job.replay_share for job in jobs_of_variant])
+        lines.append(
+            f"{series.variant}: return {first} over the first tenth of its steps, {last} over the last; {steps:.0f} "
+            f"steps, {replay_share:.0%} of its tokens in replays"
+        )
+    return lines
+
+
+def returns(jobs: Sequence[JobLog]) -> list[Series]:
+    """Return the learning curves of the mean return of training episodes, by variant."""
+    return [series for series in learning(jobs) if series.metric == "return"]
+
+
+def write_learning_csv(curves: Sequence[Series], path: Path) -> None:
+    """Write a row for each variant, metric, bin and seed."""
+    rows = []
+    for series in curves:
+        for b in series.bins:
+            for seed, value in zip(series.seeds, b.seeds, strict=True):
+                rows.append([series.variant, series.metric, seed, b.step, b.sampled, value])
+    write_csv(path, ["variant", "metric", "seed", "step", "sampled_tokens", "value"], rows)
 
 
 def grouped(series: Sequence[Series]) -> dict[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +15,19 @@ from selfcest_eval.html.page import Page, rounded
 from selfcest_eval.html.playing import Face
 from selfcest_eval.html.viewer import Shown, viewer_page
 from selfcest_eval.play.costs import at_most, cost_name
-from selfcest_eval.report.curves import scored_tokens
 from selfcest_eval.report.figures import delegation_figure, frontier_figure, learning_figure
 from selfcest_eval.report.findings import failures, findings
-from selfcest_eval.report.learning import Series, grouped, learning, title
+from selfcest_eval.report.jobs import JobLog
+from selfcest_eval.report.learning import Series, grouped, learning, title, write_learning_csv
 from selfcest_eval.report.pathologies import MEANINGS, Place
-from selfcest_eval.report.sources import JobLog, Source
+from selfcest_eval.report.sources import Source
+from selfcest_eval.report.tables import interval_heads, write_csv
 from selfcest_eval.stats.decision_table import MEANING, Decided
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import Curves, by_family, rows_of
 from selfcest_training.config_file import dump_config
-from selfcest_training.files import atomic_write, refuse_linked_folder, write_text
+from selfcest_training.files import refuse_linked_folder, write_text
 from selfcest_training.session import gpu_seconds
 
 FIGURE_METRICS = 9  # panels of the figure of learning curves, the first of the page
@@ -258,17 +258,15 @@ def _within(file: Path, folders: Sequence[Path]) -> str:
 
 
 def _job(job: JobLog) -> dict[str, Any]:
-    last = job.rows[-1]
-    sampled, compute, scored = last["sampled_tokens"], last["compute_tokens"], scored_tokens(last)
     return {
         "variant": job.variant,
         "seed": job.seed,
-        "steps": sum(row["stage"] == "rl" for row in job.rows),
-        "sampled": sampled,
-        "scored": scored,
-        "trained": (compute - sampled - scored) // 3,
-        "compute": compute,
-        "cpu_seconds": last["cpu_seconds"],
+        "steps": len(job.rl_rows),
+        "sampled": job.sampled_tokens,
+        "scored": job.scored_tokens,
+        "trained": job.trained_tokens,
+        "compute": job.compute_tokens,
+        "cpu_seconds": job.cpu_seconds,
     }
 
 
@@ -322,7 +320,7 @@ def _files(source: Source, data: Mapping[str, Any], folder: Path, prefix: str) -
     if series := learning(source.jobs):
         metrics = [name for names in grouped(series).values() for name in names][:FIGURE_METRICS]
         learning_figure(series, metrics, pictures("learning"))
-        _learning_csv(series, beside("learning.csv"))
+        write_learning_csv(series, beside("learning.csv"))
     if data["rows"]:
         for cost in source.reading.compared:
             frontier_figure(data["rows"], cost, pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}"))
@@ -335,29 +333,19 @@ def _files(source: Source, data: Mapping[str, Any], folder: Path, prefix: str) -
             [d["family"], d["strategy"], d["budget"], *seed.values()] for d in data["decisions"] for seed in d["seeds"]
         ]
         heads = ["family", "strategy", "budget", *data["decisions"][0]["seeds"][0]]
-        _csv(beside("decisions.csv"), heads, lines)
+        write_csv(beside("decisions.csv"), heads, lines)
     if data["pathologies"]:
         lines = [
             [one["name"], one["owner"], one["found"], one["possible"], *_where(one["worst"])]
             for one in data["pathologies"]
         ]
         heads = ["pathology", "of", "found", "possible", "worst_file", "worst_episode", "worst_place"]
-        _csv(beside("pathologies.csv"), heads, lines)
+        write_csv(beside("pathologies.csv"), heads, lines)
     return written
 
 
 def _where(worst: Mapping[str, str] | None) -> list[str]:
     return [worst["file"], worst["episode"], worst["place"]] if worst else [""] * 3
-
-
-def _learning_csv(series: Sequence[Series], path: Path) -> None:
-    lines = [
-        [one.variant, one.metric, seed, b.step, b.sampled, value]
-        for one in series
-        for b in one.bins
-        for seed, value in zip(one.seeds, b.seeds, strict=True)
-    ]
-    _csv(path, ["variant", "metric", "seed", "step", "sampled_tokens", "value"], lines)
 
 
 def _results_csv(rows: Sequence[Mapping[str, Any]], costs: Sequence[str], path: Path) -> None:
@@ -371,7 +359,7 @@ def _results_csv(rows: Sequence[Mapping[str, Any]], costs: Sequence[str], path: 
         ]
         for row in rows
     ]
-    _csv(path, fixed + [f"{name}{end}" for name in names for end in ("", "_low", "_high")], lines)
+    write_csv(path, [*fixed, *interval_heads(names)], lines)
 
 
 def _delegation_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -379,11 +367,4 @@ def _delegation_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     lines = [
         [*(row[key] for key in fixed), *(row["share"] or [None] * 3), *(row["clones"] or [None] * 3)] for row in rows
     ]
-    _csv(path, fixed + [f"{name}{end}" for name in ("share", "clones") for end in ("", "_low", "_high")], lines)
-
-
-def _csv(path: Path, heads: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(heads)
-        writer.writerows(lines)
+    write_csv(path, [*fixed, *interval_heads(["share", "clones"])], lines)

@@ -13,11 +13,10 @@ from selfcest_env.structure import to_builtins
 from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.curves import metrics_of
+from selfcest_eval.report.jobs import JobLog, given_up_lines, read_jobs, warm_start_warnings
 from selfcest_eval.report.pathologies import Count, Pathologies
 from selfcest_eval.report.reading import Reading, check_places, reading_of
 from selfcest_eval.report.training_run import in_order, parts_of, results_of, server_folders, study_of, variants_of
-from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_eval.stats.decision_table import Decided, decided, find_forced_triples
 from selfcest_eval.stats.table import Curves, curves_of
 from selfcest_training.config import EvalSet, RunConfig
@@ -28,16 +27,6 @@ from selfcest_training.servers import read_counts
 from selfcest_training.session import read_sessions
 
 _OF_A_FOLDER = ("name", "output", "seeds", "workers", "logging")  # keys in which runs of one experiment may differ
-
-
-@dataclass(frozen=True)
-class JobLog:
-    """What one job has logged so far: rows of its `metrics.jsonl`, and the folder that it lies in."""
-
-    variant: str
-    seed: int
-    folder: Path
-    rows: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -124,13 +113,9 @@ def _run(configs: Sequence[RunConfig]) -> Source:
     # A study has eval sets, a run need not: then there are no results, and the study only names strategies and costs.
     eval_sets = config.evaluation.eval_sets or tuple(EvalSet(name, "any") for name in config.tasks)
     study = study_of(replace(config, evaluation=replace(config.evaluation, eval_sets=eval_sets)))
-    jobs = [
-        JobLog(variant, seed, one.folder / variant / f"seed{seed}", rows)
-        for variant in config.variants
-        for one in configs
-        for seed in one.seeds
-        if (rows := metrics_of(one, variant, seed))
-    ]
+    jobs = [job for one in configs for job in read_jobs(one)]
+    variants_in_order = list(config.variants)
+    jobs.sort(key=lambda job: variants_in_order.index(job.variant))
     results, notes = _evaluated(configs, bool(jobs))
     variants = variants_of(config, {result.place.strategy for result in results})
     before = {after: earlier for after, earlier in variants.items() if earlier is not None}
@@ -151,8 +136,8 @@ def _run(configs: Sequence[RunConfig]) -> Source:
         pathologies=_pathologies_of_run(configs, {*variants, *before.values()}),
         warnings=[
             *notes,
-            *(line for one in configs for line in warm_start_warnings(one)),
-            *(line for one in configs for line in given_up_lines(one)),
+            *warm_start_warnings(jobs, config.compute_tokens),
+            *given_up_lines(jobs),
             *server_lines(read_counts(folder for one in configs for folder in server_folders(one))),
         ],
         sessions=[line for one in configs for line in read_sessions(one.folder)],

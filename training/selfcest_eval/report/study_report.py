@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import shutil
 from collections import Counter
@@ -19,6 +18,7 @@ from selfcest_env.types import Status
 from selfcest_eval.play.costs import WALL, at_most, cost_name
 from selfcest_eval.play.results import ENDINGS, SCORES
 from selfcest_eval.report.reading import Reading
+from selfcest_eval.report.tables import interval_fields, interval_heads, markdown_table, write_csv
 from selfcest_eval.report.words import at_equal_accuracy, matched, not_comparable, sentence, times
 from selfcest_eval.stats.decision_table import Decided, decision_section
 from selfcest_eval.stats.frontier import (
@@ -112,7 +112,7 @@ def markdown(rows: Sequence[TableRow], reading: Reading) -> str:
         + [_mean(row.costs.get(cost, MISSING), 3 if cost == WALL else 1) for cost in names]
         for row in rows
     ]
-    return _table([*_heads(reading), "accuracy", *map(_short, reading.costs), "wall-clock s"], lines)
+    return markdown_table([*_heads(reading), "accuracy", *map(_short, reading.costs), "wall-clock s"], lines)
 
 
 def _short(cost: str) -> str:
@@ -139,7 +139,7 @@ def perfect_execution(rows: Sequence[TableRow], reading: Reading) -> str:
             shown = ["–" if pair is None else "{} ({})".format(*map(_number, pair)) for pair in pairs]
             lines.append([*_place(row, reading), str(row.accuracy), _player(style, player, row), *shown])
     heads = [*_heads(reading), "accuracy", "perfect execution", *(_short(cost) for cost in reading.compared)]
-    return _table(heads, lines) if lines else ""
+    return markdown_table(heads, lines) if lines else ""
 
 
 def _player(style: Style, player: PerfectExecution, row: TableRow) -> str:
@@ -186,7 +186,7 @@ def endings(rows: Sequence[TableRow], reading: Reading) -> str:
         + [str(row.point.endings.get(status, 0)) for status in there]
         for row in rows
     ]
-    return _table([*_heads(reading), "script executed", *(status.replace("_", " ") for status in there)], lines)
+    return markdown_table([*_heads(reading), "script executed", *(status.replace("_", " ") for status in there)], lines)
 
 
 def floors(rows: Sequence[TableRow], reading: Reading) -> str:
@@ -194,7 +194,7 @@ def floors(rows: Sequence[TableRow], reading: Reading) -> str:
     lines = [
         [*_place(row, reading), note, str(count)] for row in rows for note, count in sorted(row.point.notes.items())
     ]
-    return _table([*_heads(reading), "grader's note", "answers"], lines) if lines else ""
+    return markdown_table([*_heads(reading), "grader's note", "answers"], lines) if lines else ""
 
 
 def scores(rows: Sequence[TableRow], reading: Reading) -> str:
@@ -204,7 +204,7 @@ def scores(rows: Sequence[TableRow], reading: Reading) -> str:
     lines = [[*_place(row, reading), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
     meanings = " ".join(text for name, text in MEANINGS.items() if name in names)
     heads = [*_heads(reading), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
-    return f"{meanings}\n\n{_table(heads, lines)}" if lines else ""
+    return f"{meanings}\n\n{markdown_table(heads, lines)}" if lines else ""
 
 
 def _heads(reading: Reading) -> list[str]:
@@ -220,45 +220,35 @@ def _size(curves: Curves) -> str:
     return curves.size + (" (out of distribution)" if curves.shift == "out" else "")
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *lines))
+def write_results(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
+    """Write every row as a CSV file, with means and both ends of every interval.
 
-
-def write_csv(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
-    """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
-
-    What a row does not have is left empty: costs where no prompt fitted, scores that say nothing of the cell, a script.
-    `floors` counts the answers that the grader gave a floor, `ended_*` how roots ended. `perfect_execution_*` are means
-    of the perfect player over `perfect_execution_instances`; a strategy with several styles has those of the others
-    under `perfect_execution_STYLE_*`.
+    Wall-clock time has no interval, since it is measured by batch. What a row does not have is left empty: costs where
+    no prompt fitted, scores that say nothing of the cell, a script. `floors` counts the answers that the grader gave a
+    floor, `ended_*` how roots ended. `perfect_execution_*` are means of the perfect player over
+    `perfect_execution_instances`; a strategy with several styles has those of the others under
+    `perfect_execution_STYLE_*`.
     """
     further = list(dict.fromkeys(style for row in rows for style in [*row.point.perfect_execution][1:]))
-    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ["family", "size", "shift", "budget", "strategy", "instances"]
-            + [column for name in ("accuracy", *reading.costs) for column in _columns(name)]
-            + [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
-            + [column for name in ("script_executed", *SCORES) for column in _columns(name)]
-            + [
-                "perfect_execution_style",
-                "perfect_execution_instances",
-                *(f"perfect_execution_{cost}" for cost in reading.costs),
-            ]
-            + [f"perfect_execution_{style}_{cost}" for style in further for cost in reading.costs]
-        )
-        for row in rows:
-            curves = row.curves
-            measured = [row.accuracy, *(row.costs.get(cost) for cost in reading.costs)]
-            beside = [row.executed, *(row.scores.get(name) for name in SCORES)]
-            writer.writerow(
-                [curves.family, curves.size, curves.shift, row.point.budget, reading.labels[row.strategy]]
-                + [len(curves.task_ids), *(cell for estimate in measured for cell in _cells(estimate))]
-                + [_cells(row.costs.get(WALL))[0], sum(row.point.notes.values())]
-                + [row.point.endings.get(status, 0) for status in ENDINGS]
-                + [cell for estimate in beside for cell in _cells(estimate)]
-                + _perfect_execution_columns(row.point, reading.costs, further)
-            )
+    heads = ["family", "size", "shift", "budget", "strategy", "instances"]
+    heads += interval_heads(["accuracy", *reading.costs])
+    heads += [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
+    heads += interval_heads(["script_executed", *SCORES])
+    heads += ["perfect_execution_style", "perfect_execution_instances"]
+    heads += [f"perfect_execution_{cost}" for cost in reading.costs]
+    heads += [f"perfect_execution_{style}_{cost}" for style in further for cost in reading.costs]
+    lines: list[list[object]] = []
+    for row in rows:
+        curves = row.curves
+        fields: list[object] = [curves.family, curves.size, curves.shift, row.point.budget]
+        fields += [reading.labels[row.strategy], len(curves.task_ids)]
+        fields += interval_fields([row.accuracy, *(row.costs.get(cost) for cost in reading.costs)])
+        fields += [interval_fields([row.costs.get(WALL)])[0], sum(row.point.notes.values())]
+        fields += [row.point.endings.get(status, 0) for status in ENDINGS]
+        fields += interval_fields([row.executed, *(row.scores.get(name) for name in SCORES)])
+        fields += _perfect_execution_columns(row.point, reading.costs, further)
+        lines.append(fields)
+    write_csv(path, heads, lines)
 
 
 def _perfect_execution_columns(point: Point, costs: Sequence[str], further: Sequence[Style]) -> list[str]:
@@ -273,15 +263,6 @@ def _perfect_execution_columns(point: Point, costs: Sequence[str], further: Sequ
     return [first, str(point.perfect_execution[first].instances), *means(first), *chain.from_iterable(others)]
 
 
-def _columns(name: str) -> list[str]:
-    return [name, f"{name}_low", f"{name}_high"]
-
-
-def _cells(estimate: Estimate | None) -> list[str]:
-    ends = () if estimate is None else (estimate.mean, estimate.low, estimate.high)
-    return ["" if value != value else f"{value:.6g}" for value in ends] or [""] * 3
-
-
 # Words
 
 
@@ -292,7 +273,7 @@ def summary(found: Sequence[PairedComparison], reading: Reading) -> str:
     for item in found:
         verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in reading.compared]
         lines.append([item.curves.family, _size(item.curves), _pair(item, reading), *verdicts])
-    return _table(heads, lines)
+    return markdown_table(heads, lines)
 
 
 def _pair(item: PairedComparison, reading: Reading) -> str:
@@ -323,28 +304,24 @@ def at_equal_accuracies(found: Sequence[PairedComparison], reading: Reading) -> 
         said = "{:.2f} and {:.2f}".format(*pair.accuracies) if equal else not_comparable(pair, reading.min_difference)
         ratios = [times(pair.ratios[cost]) if equal and cost in pair.ratios else "–" for cost in reading.compared]
         lines.append([item.curves.family, _size(item.curves), _pair(item, reading), said, *ratios])
-    return _table(heads, lines)
+    return markdown_table(heads, lines)
 
 
 def write_equal_accuracy(found: Sequence[PairedComparison], reading: Reading, path: Path) -> None:
-    """The same as a CSV: both accuracies, the interval of their gap, and ratios with intervals where comparable."""
-    names = ["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)]
-    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
-            + [column for name in names for column in _columns(name)]
-        )
-        for item in found:
-            curves, pair = item.curves, item.at[-1]
-            equal = pair.equally_accurate(reading.min_difference)
-            ratios = [pair.ratios.get(cost) if equal else None for cost in reading.compared]
-            writer.writerow(
-                [curves.family, curves.size, curves.shift, pair.budget]
-                + [reading.labels[name] for name in (item.subject, item.strategy)]
-                + [*(f"{accuracy:.6g}" for accuracy in pair.accuracies), int(equal)]
-                + [cell for estimate in (pair.gap, *ratios) for cell in _cells(estimate)]
-            )
+    """Write the same as a CSV file: accuracies, the interval of their gap, ratios where they are comparable."""
+    heads = ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
+    heads += interval_heads(["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)])
+    lines: list[list[object]] = []
+    for item in found:
+        curves, pair = item.curves, item.at[-1]
+        is_equal = pair.equally_accurate(reading.min_difference)
+        ratios = [pair.ratios.get(cost) if is_equal else None for cost in reading.compared]
+        fields: list[object] = [curves.family, curves.size, curves.shift, pair.budget]
+        fields += [reading.labels[item.subject], reading.labels[item.strategy]]
+        fields += [*(f"{accuracy:.6g}" for accuracy in pair.accuracies), int(is_equal)]
+        fields += interval_fields([pair.gap, *ratios])
+        lines.append(fields)
+    write_csv(path, heads, lines)
 
 
 def incompetent(rows: Sequence[TableRow], reading: Reading) -> list[str]:
@@ -554,7 +531,7 @@ def write_report(
         write_equal_accuracy(found, reading, folder / "equal_accuracy.csv")
     text = "\n\n".join(part.strip() for part in parts if part) + "\n"
     write_text(folder / "table.md", text)
-    write_csv(rows, reading, folder / "results.csv")
+    write_results(rows, reading, folder / "results.csv")
     for cost in (*reading.compared, WALL) if plots is None else plots:
         plot(cells, reading, cost, folder / plot_name(cost))
     shown = [*(f"warning: {line}" for line in warnings), *([said] if found else []), overview(cells, reading, variants)]

@@ -23,17 +23,12 @@ from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store, check_store
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.curves import (
-    compute_lines,
-    curve_lines,
-    learning_curves,
-    plot_curves,
-    write_curves,
-)
+from selfcest_eval.report.figures import learning_figure
+from selfcest_eval.report.jobs import compute_lines, given_up_lines, read_jobs, warm_start_warnings
+from selfcest_eval.report.learning import return_lines, returns, write_learning_csv
 from selfcest_eval.report.reading import check_places, headline, reading_of
 from selfcest_eval.report.run_verdict import run_verdict
 from selfcest_eval.report.study_report import write_report
-from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_eval.stats.decision_table import decided
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config import RunConfig
@@ -209,14 +204,14 @@ def _file(config: RunConfig, part: Part, seed: int) -> Path:
 def report_run(config: RunConfig) -> str:
     """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
     variant; what there is to say of single jobs is in table.md alone."""
-    curves = learning_curves(config)
+    jobs = read_jobs(config)
     servers = server_lines(read_counts(server_folders(config)))
-    warnings = [f"warning: {line}" for line in (*warm_start_warnings(config), *servers)]
-    begun_again = given_up_lines(config)
-    lines = [*curve_lines(curves), *begun_again, *compute_lines(config)]
-    if curves:
-        write_curves(curves, config.folder / "learning_curves.csv")
-        plot_curves(curves, config.folder / "learning_curves.png")
+    warnings = [f"warning: {line}" for line in (*warm_start_warnings(jobs, config.compute_tokens), *servers)]
+    begun_again = given_up_lines(jobs)
+    lines = [*return_lines(jobs), *begun_again, *compute_lines(jobs)]
+    if curves := returns(jobs):
+        write_learning_csv(curves, config.folder / "learning_curves.csv")
+        learning_figure(curves, ["return"], [config.folder / "learning_curves.png"])
     if not config.evaluation.eval_sets:
         return "\n".join(["evaluation.eval_sets is empty, so there is no table", *warnings, *lines])
     results, missing = results_of(config)
