@@ -35,26 +35,27 @@ class LoraOptions(Checked):
     def check_roles(
         self, place: str, *, on_cluster: bool, on_ranks: bool, sampler: str, max_staleness: int, compiled: bool
     ) -> None:
-        """Raise `ConfigError` if adapters per role would be trained or played where only one policy is known.
+        """Raise `ConfigError` if adapters per role meet an option that supports only one policy for all agents.
 
         Args:
-            place: of the block in the config that `max_staleness` stands in.
-            on_cluster, on_ranks: other processes play, or learn.
-            sampler: its name.
-            max_staleness: steps that rollouts run ahead of the learner.
+            place: the config key of the block that holds `max_staleness`.
+            on_cluster: workers of a cluster play.
+            on_ranks: several processes train the weights.
+            sampler: the name of the sampler.
+            max_staleness: the number of steps that rollouts run ahead of the learner.
             compiled: the learner compiles its model.
         """
         if not self.per_role:
             return
-        for key, value, untried, without in (
-            ("cluster", "there", on_cluster, "null"),
-            ("ranks", "there", on_ranks, "None"),
-            ("sampler.name", sampler, sampler == "vllm", "transformers"),
-            (f"{place}.max_staleness", max_staleness, max_staleness > 0, "0"),
-            ("forward.compile", "true", compiled, "false"),
+        for option, is_set, remedy in (
+            ("cluster is set", on_cluster, "set cluster=null"),
+            ("the learner runs over ranks", on_ranks, "train in one process, without ranks"),
+            (f"sampler.name is {sampler}", sampler == "vllm", "set sampler.name=transformers"),
+            (f"{place}.max_staleness is {max_staleness}", max_staleness > 0, f"set {place}.max_staleness=0"),
+            ("forward.compile is true", compiled, "set forward.compile=false"),
         ):
-            if untried:
+            if is_set:
                 raise ConfigError(
-                    f"lora.per_role is true and {key} is {value}: that is for one policy of all agents; set "
-                    f"{key}={without}, or lora.per_role=false"
+                    f"lora.per_role is true and {option}, which supports only one policy for all agents; {remedy}, or "
+                    "set lora.per_role=false"
                 )

@@ -41,7 +41,7 @@ from selfcest_training.stages import checks
 from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 from selfcest_training.stages.crediting import counterfactuals
 from selfcest_training.stages.registry import make_task_sampler
-from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, without
+from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, remove_episodes
 
 PLAY: dict[str, Any] = {"step": 0, "seed": 0, "temperature": 1.0, "weights": {}}
 
@@ -90,7 +90,7 @@ def test_groups_that_a_gate_has_made_wait_in_a_checkpoint_with_their_replays() -
     found = produced.diagnostics()
     assert (found["gate/dropped_groups"], found["gate/rounds"]) == (1, 2)
     assert found["gate/dropped_tokens"] == sum(episode.cost.generated_tokens for episode in dropped)
-    rest = without(groups, [*joined.episodes, part.episodes[0]])
+    rest = remove_episodes(groups, [*joined.episodes, part.episodes[0]])
     assert [[e.episode_id for e in group.episodes] for group in rest] == [
         [f"s0.g1.e{k}" for k in range(4)],
         ["s0.g2.e0", "s0.g2.e2", "s0.g2.e3"],

@@ -89,7 +89,7 @@ def test_each_role_is_played_trained_written_and_read_with_its_own(warm: Job, tm
     [
         ({f"{RL}__max_staleness": 1}, "max_staleness is 1"),
         ({"forward": {"compile": True}}, "forward.compile is true"),
-        ({"cluster": {}, "workers": 1}, "cluster is there"),
+        ({"cluster": {}, "workers": 1}, "cluster is set"),
     ],
 )
 def test_it_is_refused_where_one_policy_alone_is_known(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -98,7 +98,9 @@ def test_it_is_refused_where_one_policy_alone_is_known(tmp_path: Path, changes: 
 
 
 def test_ranks_know_one_policy_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ranks is there: that is for one policy of all agents"):
+    with pytest.raises(
+        ConfigError, match=r"the learner runs over ranks, which supports only one policy for all agents; train in one"
+    ):
         Job(config(tmp_path, lora=LORA), JobId("delegating", 0), lambda *_: None, ranks=object())  # type: ignore[arg-type]
 
 

@@ -155,7 +155,7 @@ def workers_of(spec: RunConfig) -> RolloutPool:
     """What a job plays with, without its training."""
     job = Job(spec, JobId("delegating", 0), lambda *_: None)
     job.model = job.language.load(0)
-    player = job._player()
+    player = job._make_player()
     assert isinstance(player, RolloutPool)
     return player
 
@@ -287,7 +287,7 @@ def test_cpu_seconds_are_those_of_the_workers_too(
     def used(processes: list[Any]) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in processes)
 
-    own, close = Job._player, RolloutWorkers.close
+    own, close = Job._make_player, RolloutWorkers.close
     begun, ended = list[float](), list[float]()
 
     def player(self: Job) -> Any:
@@ -300,9 +300,9 @@ def test_cpu_seconds_are_those_of_the_workers_too(
         ended.append(used(made[-1][1]))
         close(self)
 
-    monkeypatch.setattr(Job, "_player", player)
+    monkeypatch.setattr(Job, "_make_player", player)
     monkeypatch.setattr(RolloutWorkers, "close", closing_down)
-    monkeypatch.setattr(Pool, "learned", property(lambda self: not self.probes or len(made) == 2))
+    monkeypatch.setattr(Pool, "passed", property(lambda self: not self.probes or len(made) == 2))
     warm = {"variants__delegating__warmstart__max_attempts": 2}
     warm["variants__delegating__warmstart__phases"] = [{**PHASE, "min_accuracy": 0.5}]
     spec = config(tmp_path, **{**SHORT, "variants__delegating__rl__steps": 2, **warm}, **on(address))

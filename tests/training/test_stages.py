@@ -304,7 +304,7 @@ def test_a_memory_that_no_checkpoint_can_hold_says_so(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_a_memory_of_other_stages_is_refused(tmp_path: Path) -> None:
     play(run(tmp_path))
-    with pytest.raises(TrainingError, match=r"memory of the stages \['credit', 'gate', 'rewards', 'tasks'\], and here"):
+    with pytest.raises(TrainingError, match=r"states of the stages \['credit', 'gate', 'rewards', 'tasks'\]; expected"):
         play(run(tmp_path, **{f"{RL}__group_filter": {"name": "all"}, f"{RL}__steps": 8}))
 
 

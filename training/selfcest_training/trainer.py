@@ -1,4 +1,7 @@
-"""The algorithm: propose -> play -> filter -> credit -> update. It knows no config file, no folder and no clock."""
+"""The algorithm: propose tasks, play episodes, filter groups, assign credit, update the weights.
+
+This module knows no config file, no folder and no clock. `run/job.py` builds the parts and stores the results.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from selfcest_agents.player import Player, TrainedPlayer
 from selfcest_agents.retries import FailureStats
 from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_env.errors import TrainingError
-from selfcest_env.record import EpisodeGroup
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_training.config import RLConfig
 from selfcest_training.credit import fit
@@ -26,24 +29,30 @@ from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, Ta
 from selfcest_training.stages.checks import filter_groups, observe, propose, weights_at
 from selfcest_training.stages.crediting import StepCredit, credit_step, records_of
 from selfcest_training.stages.failures import replay_groups
-from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, without
+from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, remove_episodes
 
 
 class TokenAccount(Protocol):
-    """Where what a step costs is booked, and how much of the run is done."""
+    """Counts the tokens that a job spends, and knows how much of RL is done."""
 
     def spend(self, *, sampled: int = 0, scored: int = 0, trained: int = 0) -> None:
-        """So many tokens were generated, went through a forward pass alone, or through forward and backward."""
+        """Count tokens.
+
+        Args:
+            sampled: tokens that were generated.
+            scored: tokens that only went through a forward pass, for a credit scheme.
+            trained: tokens that went through a forward and a backward pass.
+        """
         ...
 
     def progress(self) -> float:
-        """The share of RL that is done, in [0, 1], for the learning rate."""
+        """Return the share of RL that is done, in [0, 1]. The learning rate depends on it."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What one step did."""
+    """The rollouts, the credit and the metrics of one step."""
 
     batch: RolloutBatch
     credit: StepCredit
@@ -51,18 +60,19 @@ class TrainStep:
 
 
 class Trainer:
-    """One policy's reinforcement learning, step by step; use it in a `with`.
+    """Trains one policy by reinforcement learning, step by step. It is a context manager.
 
     Args:
-        player: plays with the sampler's weights.
-        sampler: is told the learner's weights before it plays with them.
-        learner: holds the weights being trained.
-        menu: the task families.
-        stages: what is done in a step.
-        config: of RL; its stages are those of `stages`.
-        account: of tokens.
-        seed: all randomness is keyed by it and the step.
-        beside: plays every other step, so that one begins while another still decodes; see `AsyncRollouts`.
+        player: plays episodes with the weights of the sampler.
+        sampler: receives the weights of the learner before the player plays with them.
+        learner: holds the weights that are trained.
+        menu: the task families that the task sampler chooses from.
+        stages: the exchangeable parts of a step.
+        config: options of RL. The stages that it names are already built, in `stages`.
+        account: counts tokens.
+        seed: the seed of the job. All randomness is keyed by it and by the step.
+        second_player: plays every other step, so that a step begins while the one before it still decodes; see
+            `AsyncRollouts`.
     """
 
     def __init__(
@@ -76,91 +86,126 @@ class Trainer:
         account: TokenAccount,
         *,
         seed: int,
-        beside: TrainedPlayer | None = None,
+        second_player: TrainedPlayer | None = None,
     ) -> None:
-        self.player, self.sampler, self.learner, self.menu = player, sampler, learner, menu
-        self.stages, self.config, self.account, self.seed = stages, config, account, seed
+        self.player = player
+        self.sampler = sampler
+        self.learner = learner
+        self.menu = menu
+        self.stages = stages
+        self.config = config
+        self.account = account
+        self.seed = seed
         self.next_step = 0
-        second = None if beside is None else RolloutPipeline(partial(self.produce, player=beside), beside.sampler)
+        second = None
+        if second_player is not None:
+            second = RolloutPipeline(partial(self.produce, player=second_player), second_player.sampler)
         self._rollouts = AsyncRollouts(
             self.produce, sampler, learner, max_staleness=config.max_staleness, steps=config.steps, second=second
         )
 
     def step(self) -> TrainStep:
-        """Take the rollouts of the next step, credit them, update, and let what learns from a step learn."""
+        """Run one step: take its rollouts, assign credit, update the weights, fit the credit scheme."""
         batch = self._rollouts.take(self.next_step)
         self.account.spend(sampled=batch.sampled_tokens)
-        scheme, groups, internals = self.stages.credit, batch.train_groups, None
+        scheme = self.stages.credit
+        internals = None
         if scheme.internals:
-            internals, scored_tokens = compute_internals(self.learner, groups, scheme.internals)
+            # Before the update: the scheme sees the policy that the gradient is taken of.
+            internals, scored_tokens = compute_internals(self.learner, batch.train_groups, scheme.internals)
             self.account.spend(scored=scored_tokens)
-        credit = credit_step(scheme, groups, batch.replayed, internals)
+        credit = credit_step(scheme, batch.train_groups, batch.replayed, internals)
         metrics = self.update(batch, credit)
-        fit(scheme, groups, internals)
+        # After the credit: a critic that has seen this step's returns would bias this step's advantages.
+        fit(scheme, batch.train_groups, internals)
         self.next_step += 1
         return TrainStep(batch, credit, metrics)
 
     def produce(self, step: int, player: Player | None = None) -> RolloutBatch:
-        """Propose, play, filter, and play what credit asks for; nothing else touches the player's sampler meanwhile."""
-        stages, config, player = self.stages, self.config, player or self.player
-        rng, weights = np.random.default_rng(stream_seed("tasks", self.seed, step)), weights_at(stages.rewards, step)
+        """Play the episodes of a step and the replays that its credit scheme asks for.
+
+        Nothing else may use the player's sampler meanwhile.
+        """
+        stages = self.stages
+        config = self.config
+        player = player or self.player
+        rng = np.random.default_rng(stream_seed("tasks", self.seed, step))
         play = partial(
             play_groups,
             player,
             step=step,
             seed=self.seed,
             temperature=config.temperature,
-            weights=weights,
+            weights=weights_at(stages.rewards, step),
             max_retries=config.max_retries,
         )
         planned: list[PlannedGroup] = []
         groups: list[EpisodeGroup] = []
-        result, rounds, first_episodes, failures = FilterResult((), more=config.tasks_per_step), 0, 0, FailureStats()
+        failures = FailureStats()
+        rounds = 0
+        planned_episodes = 0
+        result = FilterResult((), more=config.tasks_per_step)
         while result.more or result.again:
-            new = propose(stages.tasks, step, result.more, self.menu, rng) if result.more else []
-            played, failed = play(new, after=planned)
-            planned, failures = [*planned, *new], failures + failed
-            again, failed = play(result.again, after=planned)
-            planned, failures = [*planned, *result.again], failures + failed
-            groups, rounds = [*groups, *played, *again], rounds + 1
+            new_plans = propose(stages.tasks, step, result.more, self.menu, rng) if result.more else []
+            new_groups, new_failures = play(new_plans, after=planned)
+            planned = [*planned, *new_plans]
+            further_groups, further_failures = play(result.again, after=planned)
+            planned = [*planned, *result.again]
+            groups = [*groups, *new_groups, *further_groups]
+            failures = failures + new_failures + further_failures
             failures.check(step, len(planned), config.retry)
-            first_episodes = first_episodes or sum(plan.num_rollouts for plan in planned)
-            if played:  # which tasks are rolled out again is decided by outcomes, so their rate is not a task's
-                observe(stages.tasks, step, played)
-            if played or again:
-                observe(stages.rewards, step, [*played, *again])
+            rounds += 1
+            if not planned_episodes:
+                # Loss denominators count the first round only: they must not depend on what a filter drops or refills.
+                planned_episodes = sum(plan.num_rollouts for plan in planned)
+            if new_groups:
+                # Not the further groups: outcomes decided which tasks they are of, so they would bias success rates.
+                observe(stages.tasks, step, new_groups)
+            if new_groups or further_groups:
+                observe(stages.rewards, step, [*new_groups, *further_groups])
             result = filter_groups(stages.group_filter, step, groups, config.tasks_per_step, rounds)
-        replays = partial(player.play_replays, temperature=config.temperature)
-        kept, replayed, failed = replay_groups(stages.credit, result.kept, replays, config.max_retries)
-        failures += failed
+        # The weights that played the episodes play the replays too, so replays belong to the rollouts.
+        play_replays = partial(player.play_replays, temperature=config.temperature)
+        train_groups, replayed, replay_failures = replay_groups(
+            stages.credit, result.kept, play_replays, config.max_retries
+        )
+        failures += replay_failures
         failures.check(step, len(planned), config.retry)
-        kept_ids = {id(group) for group in kept}
-        groups = without(groups, [e for group in result.kept if id(group) not in kept_ids for e in group.episodes])
-        return RolloutBatch(tuple(groups), tuple(kept), replayed, first_episodes, rounds, failures)
+        train_group_ids = {id(group) for group in train_groups}
+        failed_episodes: list[EpisodeRecord] = []
+        for group in result.kept:
+            if id(group) not in train_group_ids:
+                failed_episodes.extend(group.episodes)
+        played_groups = remove_episodes(groups, failed_episodes)
+        return RolloutBatch(tuple(played_groups), tuple(train_groups), replayed, planned_episodes, rounds, failures)
 
     def update(self, batch: RolloutBatch, credit: StepCredit) -> dict[str, float]:
-        """Exactly `minibatches` optimiser steps; one without anything to train makes none and says so."""
-        config, staleness = self.config, batch.staleness(self.next_step)
+        """Make `minibatches` optimiser steps. A mini-batch without anything to train makes none, and metrics say so."""
+        staleness = batch.staleness(self.next_step)
         batches = mini_batches(
             batch.train_groups,
             credit.credits,
-            config.minibatches,
-            denominator=config.denominator,
-            constant=config.loss_denominator_tokens,
+            self.config.minibatches,
+            denominator=self.config.denominator,
+            constant=self.config.loss_denominator_tokens,
             planned_episodes=batch.planned_episodes,
             replayed=records_of(batch.replayed),
         )
         metrics = []
-        for samples in self.learner.attach_old_logprobs(batches, config.loss):
-            metrics.append(self.learner.policy_step(samples, config.loss, self.account.progress()))
-            if staleness == 0 and sum(step.num_rows > 0 for step in metrics) == 1:  # the first with anything to train
+        num_trained = 0
+        for samples in self.learner.attach_old_logprobs(batches, self.config.loss):
+            metrics.append(self.learner.policy_step(samples, self.config.loss, self.account.progress()))
+            num_trained += metrics[-1].num_rows > 0
+            # Until the first update of fresh rollouts the learner holds the weights that sampled them.
+            if staleness == 0 and num_trained == 1:
                 check_agreement(metrics[-1], exact=self.sampler.exact and self.learner.exact)
             self.account.spend(trained=metrics[-1].trained_tokens)
         return {**mean_metrics(metrics), "policy_lag": staleness}  # the name that stored metrics have
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds beside weights and moments. Waits for the rollouts that are under way."""
-        waiting = self._rollouts.waiting()  # first: rollouts change what stages remember
+        """Return the state for a checkpoint, without weights and moments. Waits for rollouts under way."""
+        # First, since rollouts change the states of stages.
+        waiting = self._rollouts.waiting()
         return {
             "next_step": self.next_step,
             "stages": {name: dict(stage.state_dict()) for name, stage in self.stages.remembering().items()},
@@ -168,12 +213,16 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; before the first step. Raises `TrainingError` for what another set of stages wrote."""
+        """Load the state of a checkpoint, before the first step.
+
+        Raises:
+            TrainingError: other stages have a state than in the run that wrote the checkpoint.
+        """
         stages = self.stages.remembering()
         if stages.keys() != state["stages"].keys():
             raise TrainingError(
-                f"the checkpoint holds the memory of the stages {sorted(state['stages'])}, and here {sorted(stages)} "
-                "have one; go on with the config that it was written with"
+                f"the checkpoint holds the states of the stages {sorted(state['stages'])}; expected those of "
+                f"{sorted(stages)}: resume with the config that wrote the checkpoint"
             )
         for name, stage in stages.items():
             stage.load_state_dict(state["stages"][name])

@@ -1,4 +1,4 @@
-"""A job: one variant with one seed, its stages, its account, and its files, from which it resumes exactly."""
+"""A job trains one variant with one seed, and resumes exactly from the files in its folder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ from selfcest_training.stages.registry import make_reward_schedule, make_stages,
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Trainer, TrainStep
 
-OnProgress = Callable[[str, float, str], None]  # stage, share done, what it is at
+OnProgress = Callable[[str, float, str], None]  # stage, share done, a note
 LOGS = ("metrics.jsonl", "episodes.jsonl")
 FINAL_MODEL = "model"  # folder of the trained model in the job's folder
 _EVALUATED = f"{EvaluationStage.BEFORE}/results.jsonl"
@@ -84,17 +85,18 @@ class JobId:
 
 
 class Job:
-    """Trains one variant with one seed, in `folder`. Nothing is written before the config has been found right.
+    """Trains one variant with one seed, in `folder`. The constructor checks the config and writes nothing.
 
     Args:
         config: of the run.
-        job_id: which of its jobs.
-        on_progress: is told of every pool and step.
-        asked_to_stop: after every pool and step, whether to write a checkpoint and raise `StoppedError`.
-        ranks: where the weights are trained; `None`: in this process. They stay the caller's.
+        job_id: the variant and the seed.
+        on_progress: called after every pool and step.
+        asked_to_stop: called after every pool and step; if it returns true, the job writes a checkpoint and raises
+            `StoppedError`.
+        ranks: the processes that train the weights; `None`: this process does. The caller closes them.
 
     Raises:
-        ConfigError: what cannot be, as far as that can be known before anything has started.
+        ConfigError: an option is wrong or does not fit the others, as far as this shows before anything has started.
     """
 
     def __init__(
@@ -105,7 +107,10 @@ class Job:
         asked_to_stop: Callable[[], bool] = lambda: False,
         ranks: Ranks | None = None,
     ) -> None:
-        self.config, self.id, self.on_progress, self._asked_to_stop = config, job_id, on_progress, asked_to_stop
+        self.config = config
+        self.id = job_id
+        self.on_progress = on_progress
+        self._asked_to_stop = asked_to_stop
         self._ranks = ranks
         self.variant = config.variants[job_id.variant]
         self.folder = config.folder / job_id.variant / f"seed{job_id.seed}"
@@ -122,12 +127,13 @@ class Job:
         self.stages = make_stages(self.variant.rl, place)
         check_stages(config, job_id.variant, self.stages)
         check_menu(self.stages.tasks, task_menu(config, job_id.variant, self.families))
-        # Of a schedule of its own: the run's is asked once per step.
+        # A second instance: the run's own schedule may be called only once per step.
         schedule = make_reward_schedule(self.variant.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(weights_at(schedule, 0))
         self.loss_needs = make_loss_sum(self.variant.rl.loss, where=f"{place}.loss").needs
+        # The other processes whose CPU seconds count for this job.
         self._elsewhere: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
-        self.account = self._account_of(TrainState())
+        self.account = self._make_account(TrainState())
         self._opened = ExitStack()
         self._logs: Mapping[str, AppendLog] = {}
         self._warm_files: Mapping[str, str] = {}
@@ -137,27 +143,32 @@ class Job:
     def state(self) -> TrainState:
         return self.account.state
 
-    def _account_of(self, state: TrainState) -> JobAccount:
+    def _make_account(self, state: TrainState) -> JobAccount:
         return JobAccount(state, self.variant.rl, self.config.compute_tokens, self._cpu_seconds)
 
     def _cpu_seconds(self) -> float:
-        """Of this process and, as far as they have answered, of all that have worked for it."""
-        return time.process_time() + sum(one.cpu_seconds for one in self._elsewhere)
+        """The CPU seconds of this process and, as far as they have reported, of the processes that work for it."""
+        return time.process_time() + sum(processes.cpu_seconds for processes in self._elsewhere)
 
     def close(self) -> None:
-        """End the engine; the next job of this process may need what it holds."""
+        """Stop the engine and release its memory for the next job of this process."""
         self._opened.close()
 
     # Stages
 
     def run(self, on_warm: Callable[[], None], only_warm_start: bool = False) -> None:
-        """Warm start, `on_warm`, then RL; from the newest whole checkpoint if there is one."""
+        """Run the warm start and RL, or resume them from the newest whole checkpoint.
+
+        Args:
+            on_warm: called between the two, to evaluate the policy before RL.
+            only_warm_start: end before RL.
+        """
         for folder in (self.folder, self.folder / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
             remove_partials(folder)
         checkpoint, manifest = newest_whole(self.folder) or (None, Manifest())
         if checkpoint is not None:
-            self.account = self._account_of(read_state(checkpoint))
+            self.account = self._make_account(read_state(checkpoint))
         self._logs = {name: AppendLog(self.folder / name, manifest.logs.get(name, FileOffset())) for name in LOGS}
         self._open()
         board_job = BoardJob(self.config.name, str(self.id), self.folder, to_builtins(self.config))
@@ -174,24 +185,25 @@ class Job:
                 self.sampler.sync(self.model, 0)
                 self._store_server_counts()
                 on_warm()
-                self._servers.take()  # what the evaluation asked of servers is counted in its own folder
+                self._servers.take()  # the evaluation counts its requests to servers in a folder of its own
                 self.account.begin_rl()
                 self._add_lora()
                 checkpoint = None
             if not only_warm_start:
                 self._warm_files = digests(self.folder / WARM_START)
-                # What `on_warm` wrote is not made again once RL has begun.
+                # Once RL has begun the policy before RL cannot be evaluated again, so checkpoints hold this file's
+                # length and digest.
                 if checkpoint is not None:
-                    self._evaluated = {name: of for name, of in manifest.logs.items() if name == _EVALUATED}
+                    self._evaluated = {name: offset for name, offset in manifest.logs.items() if name == _EVALUATED}
                 elif (self.folder / _EVALUATED).exists():
                     self._evaluated = {_EVALUATED: measure_offset(self.folder / _EVALUATED)}
                 self._reinforce(checkpoint, log)
                 self._save(FINAL_MODEL)
 
     def _save(self, name: str) -> None:
-        """Write the model as a folder that transformers loads; an adapter is merged for good.
+        """Write the model as a folder that transformers loads, and merge an adapter into the weights.
 
-        With one per role the folder is the model of roots, and that of clones lies in it.
+        With an adapter for each role the folder holds the model of roots, and inside it a folder with that of clones.
         """
         by_role = has_roles(self.model)
         if not by_role:
@@ -203,52 +215,57 @@ class Job:
                     self.language.save(self.model, folder / CLONES)
 
     def _open(self) -> None:
-        """Load the model and start its sampler. For one seed every variant starts from the same initial weights, and
-        from the same other weights where its warm start begins again."""
-        # An adapter of RL belongs to the warm start, which then is the frozen reference as well.
+        """Load the model and start its sampler.
+
+        For one seed every variant starts from the same initial weights, and from the same other weights where its warm
+        start begins again.
+        """
+        # In RL an adapter stands on the weights of the warm start, which then are the frozen reference as well.
         base = self.folder / WARM_START if self.config.lora and self.state.stage == "rl" else None
         self.model = self.language.load(self._initial_seed("weights"), base)
         self._add_lora()
-        self.player: TrainedPlayer = self._player()
+        self.player: TrainedPlayer = self._make_player()
         self.sampler: WeightSyncTarget = self.player.sampler
         self._opened.callback(self.player.close)
 
-    def _player(self) -> TrainedPlayer:
-        """Somebody who plays: this process, or rollout workers of the cluster."""
-        config, limits = self.config, self.config.limits_of(self.id.variant)
+    def _make_player(self) -> TrainedPlayer:
+        """Make a player that plays in this process, or in the rollout workers of the cluster."""
+        config = self.config
+        limits = config.limits_of(self.id.variant)
         if config.cluster is None:
             start = partial(self.sampler_spec.start, self.language, self.model)
             by_role = config.lora is not None and config.lora.per_role
             sampler = SamplerByRole({role: start() for role in Role}) if by_role else start()
             return ModelPlayer(self.language, sampler, limits=limits, reward=self.reward)
         spec = WorkerSpec(config.model, config.sampler, config.reward, limits, torch.get_num_threads())
-        dtype = getattr(self.sampler_spec, "dtype", None)  # one that has no such option takes the model's
+        dtype = getattr(self.sampler_spec, "dtype", None)  # a sampler without this option has the model's dtype
         workers = RolloutWorkers(config.cluster, spec, None if dtype is None else getattr(torch, dtype))
         self._elsewhere.append(workers)
         return RolloutPool(self.language, limits, workers)
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
-            per_role = self.config.lora.per_role and self.state.stage == "rl"  # a warm start is one for both
+            per_role = self.config.lora.per_role and self.state.stage == "rl"  # both roles share the warm start
             options = replace(self.config.lora, per_role=per_role)
             add_lora(self.model, options, self._initial_seed("lora", self.state.stage))
 
     def _initial_seed(self, what: str, *key: str) -> int:
-        """The first attempt has no number in it, so that it is what it would be without another."""
-        again = (self.state.attempt,) if self.state.attempt else ()
-        return stream_seed(what, self.id.seed, *key, *again)
+        # The key of the first attempt has no number, so that runs of before there were attempts keep their weights.
+        attempt = (self.state.attempt,) if self.state.attempt else ()
+        return stream_seed(what, self.id.seed, *key, *attempt)
 
-    def _learner(self, stage: str, checkpoint: Path | None = None) -> LearnerProtocol:
+    def _make_learner(self, stage: str, checkpoint: Path | None = None) -> LearnerProtocol:
         optimizer = self.variant.warmstart.optimizer if stage == "warmstart" else self.variant.rl.optimizer
-        refers = stage == "rl" and Need.REFERENCE in self.loss_needs
+        needs_reference = stage == "rl" and Need.REFERENCE in self.loss_needs
         learner: LearnerProtocol
         if self._ranks is not None:
-            learner = self._group(self._ranks, stage, optimizer, refers)
+            learner = self._make_group(self._ranks, stage, optimizer, needs_reference)
         else:
             reference = None
-            if refers:
-                own = self.config.lora is not None  # which has the warm start in it, below the adapter
-                reference = self.model if own else self.language.load(0, self.folder / WARM_START)
+            if needs_reference:
+                # Below an adapter the model still has the weights of the warm start.
+                has_adapter = self.config.lora is not None
+                reference = self.model if has_adapter else self.language.load(0, self.folder / WARM_START)
             learner = Learner(
                 self.model,
                 optimizer,
@@ -262,18 +279,21 @@ class Job:
             load_checkpoint(checkpoint, learner)
         return learner
 
-    def _group(self, ranks: Ranks, stage: str, optimizer: OptimizerConfig, refers: bool) -> LearnerGroup:
-        """Ranks begin with the weights of this process's model, which is not trained but filled when they are done."""
-        adapts = self.config.lora is not None and stage == "rl"  # into the warm start, as `_open` does
+    def _make_group(self, ranks: Ranks, stage: str, optimizer: OptimizerConfig, needs_reference: bool) -> LearnerGroup:
+        """Make a learner over ranks, which begin with the weights of this process's model.
+
+        This process does not train: it gets the weights when the ranks are done.
+        """
+        has_adapter = self.config.lora is not None and stage == "rl"  # on the warm start, as in `_open`
         spec = LearnerSpec(
             self.config.model,
             optimizer,
             self.config.micro_batch_tokens,
             seed=self._initial_seed("weights"),
-            folder=self.folder / WARM_START if adapts else None,
+            folder=self.folder / WARM_START if has_adapter else None,
             lora=self.config.lora,
             lora_seed=self._initial_seed("lora", stage),
-            reference=self.folder / WARM_START if refers else None,
+            reference=self.folder / WARM_START if needs_reference else None,
             rows=self.config.rows,
             forward=self.config.forward,
         )
@@ -282,18 +302,21 @@ class Job:
         return group
 
     def _warm_start(self, checkpoint: Path | None, log: MetricsLog) -> None:
-        """Attempts, until one has learned what its phases ask for or is the last."""
-        while not self._attempt(checkpoint, log):
+        """Attempt the warm start until its phases reach their accuracy, at most `max_attempts` times."""
+        while not self._attempt_warm_start(checkpoint, log):
             self.account.begin_again()
-            checkpoint = None  # what there is belongs to the attempt given up, and who resumes from it comes here again
+            checkpoint = None  # it belongs to the attempt that was given up
             self.close()
-            del self.model, self.sampler, self.player  # before there are others
+            # Release the old model before the next one is loaded: memory may not hold both.
+            del self.model, self.sampler, self.player
             self._open()
 
-    def _attempt(self, checkpoint: Path | None, log: MetricsLog) -> bool:
-        """Whether the warm start is over; if not, it is to begin again."""
-        config, learner, state = self.variant.warmstart, self._learner("warmstart", checkpoint), self.state
-        warm = WarmStart(
+    def _attempt_warm_start(self, checkpoint: Path | None, log: MetricsLog) -> bool:
+        """Return whether this attempt is the one to keep."""
+        config = self.variant.warmstart
+        learner = self._make_learner("warmstart", checkpoint)
+        state = self.state
+        warm_start = WarmStart(
             config,
             self.player,
             learner,
@@ -304,14 +327,14 @@ class Job:
             pool=state.step,
             tokens=state.demonstration_tokens,
         )
-        self.on_progress("warm start", warm.progress, f"attempt {state.attempt + 1} of {config.max_attempts}")
-        while not warm.done:
-            pool = warm.step()
+        self.on_progress("warm start", warm_start.progress, f"attempt {state.attempt + 1} of {config.max_attempts}")
+        while not warm_start.done:
+            pool = warm_start.step()
             self.account.spend(sampled=pool.sampled_tokens, trained=pool.trained_tokens)
             self.account.tick(learner.num_steps, pool.tokens)
             release_memory()
-            self._log_pool(log, pool, warm.progress)
-            if not pool.learned and state.attempt + 1 < config.max_attempts:
+            self._log_pool(log, pool, warm_start.progress)
+            if not pool.passed and state.attempt + 1 < config.max_attempts:
                 return False
             self._after_step(learner)
         self._checkpoint(learner)
@@ -319,7 +342,8 @@ class Job:
         return True
 
     def _log_pool(self, log: MetricsLog, pool: Pool, progress: float) -> None:
-        step, used = self.state.step - 1, self.account.metrics()
+        step = self.state.step - 1
+        used = self.account.metrics()
         log.write("warmstart", step, {"loss": pool.loss, **used})
         self.on_progress("warm start", progress, f"loss {pool.loss:.3f}")
         for probe in pool.probes:
@@ -327,12 +351,13 @@ class Job:
             self.on_progress("warm start", progress, str(probe))
 
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
-        config, learner = self.variant.rl, self._learner("rl", checkpoint)
+        config = self.variant.rl
+        learner = self._make_learner("rl", checkpoint)
         menu = task_menu(self.config, self.id.variant, self.families)
-        beside = None
+        second_player = None
         if self.config.cluster is not None and self.config.cluster.overlap:
-            beside = self._player()
-            self._opened.callback(beside.close)
+            second_player = self._make_player()
+            self._opened.callback(second_player.close)
         with Trainer(
             self.player,
             self.sampler,
@@ -342,60 +367,71 @@ class Job:
             config,
             account=self.account,
             seed=self.id.seed,
-            beside=beside,
+            second_player=second_player,
         ) as trainer:
             if checkpoint is not None:
                 trainer.load_state_dict(read_memory(checkpoint))
             self.on_progress("RL", self.account.progress(), f"step {self.state.step} of {config.steps}")
             while self.state.step < config.steps and not self.account.spent():
-                before = self.account.progress()
+                progress_before = self.account.progress()
                 step = trainer.step()
                 self.account.tick(learner.num_steps)
                 release_memory()
-                self._log(log, step, self._probe(learner, before))
+                self._log_step(log, step, self._probe(learner, progress_before))
                 self._after_step(learner, trainer)
         self._checkpoint(learner, trainer)
         learner.copy_weights_to(self.model)
         self.sampler.sync(self.model, self.state.step)
 
-    def _probe(self, learner: LearnerProtocol, before: float) -> dict[str, float]:
-        """What the policy can do by now, if a probe is due: RL had come as far as `before` a step ago.
+    def _probe(self, learner: LearnerProtocol, progress_before: float) -> dict[str, float]:
+        """Play greedily and return metrics by family, if a probe became due in the last step.
 
-        The same instances every time. A family draws them by itself, so that variants with other families play the same
-        of this one. What a server's fault leaves unplayed is left out, and counted.
+        Every probe plays the same instances. Episodes that an infrastructure failure leaves unplayed are left out and
+        counted.
+
+        Args:
+            learner: holds the weights that play.
+            progress_before: the share of RL that was done before the last step.
         """
-        config, number = self.variant.rl, self._probes_due(self.account.progress())
-        if number == self._probes_due(before):
+        config = self.variant.rl
+        number = self._probes_due(self.account.progress())
+        if number == self._probes_due(progress_before):
             return {}
-        asked: dict[str, list[RolloutRequest]] = {}
-        for family in (name for name, weight in config.tasks.items() if weight > 0):
-            rng = np.random.default_rng(stream_seed("probe", self.id.seed, family))
-            alone = {family: self.families[family]}
-            asked |= probe_requests(alone, config.probe_episodes, rng, f"probe{number}.{family}")
+        requests_by_family: dict[str, list[RolloutRequest]] = {}
+        for family, weight in config.tasks.items():
+            if weight > 0:
+                # A generator for each family: its instances do not depend on which other families a variant has.
+                rng = np.random.default_rng(stream_seed("probe", self.id.seed, family))
+                source = {family: self.families[family]}
+                name = f"probe{number}.{family}"
+                requests_by_family |= probe_requests(source, config.probe_episodes, rng, name)
         learner.sync(self.sampler, self.state.step)
-        requests = [request for each in asked.values() for request in each]
+        requests = list(chain.from_iterable(requests_by_family.values()))
         records, _ = collect_failures(partial(self.player.play, requests, temperature=0.0))
         self.account.pause()
-        return describe_probe(by_family(asked, records), config.probe_episodes)
+        return describe_probe(by_family(requests_by_family, records), config.probe_episodes)
 
     def _probes_due(self, progress: float) -> int:
-        return math.floor(self.variant.rl.probes * progress + 1e-9)  # 3 x (1 / 3) is 3 of 3
+        # The small number makes up for rounding: 3 probes at a progress of 3 x (1 / 3) are 3.
+        return math.floor(self.variant.rl.probes * progress + 1e-9)
 
-    def _log(self, log: MetricsLog, step: TrainStep, probed: Mapping[str, float]) -> None:
-        batch, credit = step.batch, step.credit
-        found = {
+    def _log_step(self, log: MetricsLog, step: TrainStep, probe_metrics: Mapping[str, float]) -> None:
+        batch = step.batch
+        credit = step.credit
+        metrics = {
             **describe(batch.groups),
             **batch.diagnostics(),
             **credit.diagnostics(),
             **step.metrics,
-            **probed,
+            **probe_metrics,
             **server_metrics(self._store_server_counts()),
         }
-        log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
-        logged = self.config.log_groups
-        self._logs["episodes.jsonl"].append(episode_lines(batch.train_groups[:logged], credit.replayed[:logged]))
-        note = f"step {self.state.step} of {self.variant.rl.steps}, {found['total_tokens']:.0f} tokens an episode"
-        if returns := [value for name, value in probed.items() if name.endswith("/return")]:
+        log.write("rl", self.state.step - 1, {**metrics, **self.account.metrics()})
+        num_logged = self.config.log_groups
+        lines = episode_lines(batch.train_groups[:num_logged], credit.replayed[:num_logged])
+        self._logs["episodes.jsonl"].append(lines)
+        note = f"step {self.state.step} of {self.variant.rl.steps}, {metrics['total_tokens']:.0f} tokens an episode"
+        if returns := [value for name, value in probe_metrics.items() if name.endswith("/return")]:
             note = f"{note}; probe: return {np.mean(returns):.2f}"
         self.on_progress("RL", self.account.progress(), note)
 
@@ -408,12 +444,13 @@ class Job:
                 self._store_server_counts()
 
     def _store_server_counts(self) -> Counts:
-        """What servers did since the last call, such as those of judges; it is in the job's folder by now."""
+        """Write the counts of servers, such as judges, since the last call into the job's folder, and return them."""
         counts = self._servers.take()
         store_counts(self.folder, counts)
         return counts
 
     def _after_step(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
+        """Write a checkpoint if one is due. Raises `StoppedError` after it if the job was asked to stop."""
         stop = self._asked_to_stop()
         if stop or self.state.step % self.config.checkpoint_every == 0:
             self._checkpoint(learner, trainer)
@@ -429,16 +466,17 @@ class Job:
 
 def check_contexts(config: RunConfig, variant: str, language: Language, sampler: SamplerSpec) -> None:
     """Raise `ConfigError` if a context of the variant, or of a phase of it, could outgrow the model or the engine."""
-    limits = config.limits_of(variant)
-    played = {f"variants.{variant}": (limits, True)} | {
-        f"variants.{variant}.warmstart.phases[{i}]": (
-            changed_limits(limits, phase.limits, "limits"),
-            phase.min_accuracy is not None,
-        )
-        for i, phase in enumerate(config.variants[variant].warmstart.phases)
-    }
-    for place, (limits, by_engine) in played.items():
-        if by_engine:
+    variant_limits = config.limits_of(variant)
+    limits_by_place = {f"variants.{variant}": variant_limits}
+    engine_places = {f"variants.{variant}"}
+    for i, phase in enumerate(config.variants[variant].warmstart.phases):
+        place = f"variants.{variant}.warmstart.phases[{i}]"
+        limits_by_place[place] = changed_limits(variant_limits, phase.limits, "limits")
+        # Scripts play the demonstrations of a phase. The engine plays under its limits only in a probe.
+        if phase.min_accuracy is not None:
+            engine_places.add(place)
+    for place, limits in limits_by_place.items():
+        if place in engine_places:
             check_positions(sampler, _longest_context(limits), place)
         try:
             language.rules(limits)
@@ -449,10 +487,14 @@ def check_contexts(config: RunConfig, variant: str, language: Language, sampler:
 def check_options(config: RunConfig, variant: str, sampler: SamplerSpec, ranks: Ranks | None = None) -> None:
     """Have the sampler, the adapters and the cluster check their options against the rest of the config.
 
-    Raises `ConfigError`.
+    Raises:
+        ConfigError: two options do not fit.
     """
-    rl, cluster, lora = config.variants[variant].rl, config.cluster, config.lora
-    if lora is None:  # an adapter is merged into a copy
+    rl = config.variants[variant].rl
+    cluster = config.cluster
+    lora = config.lora
+    # With an adapter the sampler has weights of its own anyway: a copy into which the adapter is merged.
+    if lora is None:
         check_own_weights(
             sampler,
             f"variants.{variant}.rl",
@@ -479,7 +521,9 @@ def check_options(config: RunConfig, variant: str, sampler: SamplerSpec, ranks: 
 
 def check_stages(config: RunConfig, variant: str, stages: Stages) -> None:
     """Have the cluster check its options against the stages of a variant. Raises `ConfigError`."""
-    rl, cluster, limits = config.variants[variant].rl, config.cluster, config.limits_of(variant)
+    rl = config.variants[variant].rl
+    cluster = config.cluster
+    limits = config.limits_of(variant)
     if cluster is None or not rl.steps:
         return
     contexts = stages.most_contexts(rl, limits)
@@ -491,5 +535,6 @@ def check_stages(config: RunConfig, variant: str, stages: Stages) -> None:
 
 
 def _longest_context(limits: Limits) -> int | None:
-    """Tokens that one context can have; `None`: any number."""
-    return min((bound for bound in (limits.context_tokens, limits.total_tokens) if bound is not None), default=None)
+    """Return the most tokens that one context can have; `None` for no bound."""
+    bounds = [bound for bound in (limits.context_tokens, limits.total_tokens) if bound is not None]
+    return min(bounds, default=None)

@@ -1,9 +1,10 @@
-"""The credit stage: ask every group's scheme what to replay, play it all in one rollout, then assign."""
+"""The credit stage: ask the scheme for replays of every group, play them in one rollout, assign advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -12,20 +13,19 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_training.credit import Credit, CreditAssigner, Internals, ask, ask_more, assign_step
 
-# Plays and scores replays of these episodes; equal ones once.
+# Plays and scores replays of these episodes; equal replays are played once.
 PlayReplays = Callable[[Sequence[EpisodeRecord], Sequence[Replay]], Mapping[Replay, PlayedReplay]]
-# Of one group, in the order in which its scheme asked, the first round before the second.
+# The replays of one group, in the order of the scheme's requests, the first round before the second.
 GroupReplays = Mapping[Replay, PlayedReplay]
 
 
 @dataclass(frozen=True)
 class StepCredit:
-    """Credit of a step's groups, in their order, and what it took.
+    """The credit of a step's groups, in their order, and its cost.
 
     Attributes:
-        credits: one per group; `replays`, `replayed_tokens` and `replayed_prompt_tokens` are among the diagnostics of
-            each.
-        replayed: per group the scored records of its replays.
+        credits: one per group; its diagnostics include `replays`, `replayed_tokens` and `replayed_prompt_tokens`.
+        replayed: for each group the scored records of its replays.
         sampled_tokens: tokens generated for all replays.
     """
 
@@ -34,37 +34,54 @@ class StepCredit:
     sampled_tokens: int
 
     def diagnostics(self) -> dict[str, float]:
-        """Means over the groups that have the number, the share of turns excluded, and the tokens of all replays."""
-        names = {name: None for credit in self.credits for name in credit.diagnostics}
-        rows = [credit.diagnostics for credit in self.credits]
-        means = {f"credit/{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
-        excluded = sum(len(credit.excluded) for credit in self.credits)
-        turns = excluded + sum(len(credit.advantage) for credit in self.credits)
-        return {"replayed_tokens": self.sampled_tokens, "excluded_share": excluded / max(1, turns), **means}
+        """Return the tokens of all replays, the share of excluded turns, and means of the scheme's diagnostics.
+
+        A mean is over the groups that have the diagnostic.
+        """
+        values: dict[str, list[float]] = {}
+        num_excluded = 0
+        num_turns = 0
+        for credit in self.credits:
+            for name, value in credit.diagnostics.items():
+                values.setdefault(name, []).append(value)
+            num_excluded += len(credit.excluded)
+            num_turns += len(credit.excluded) + len(credit.advantage)
+        means = {f"credit/{name}": float(np.mean(numbers)) for name, numbers in values.items()}
+        return {"replayed_tokens": self.sampled_tokens, "excluded_share": num_excluded / max(1, num_turns), **means}
 
 
 def counterfactuals(
     assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays
 ) -> tuple[GroupReplays, ...]:
-    """What the scheme asks for, per group, played by the weights that played the episodes: in one rollout for all
-    groups, and in another if it asks once more.
+    """Play the replays that the scheme asks for: one rollout for all groups, and a second one if it asks for more.
 
-    Raises `CreditError` that names scheme, replay and rule.
+    The weights that played the episodes must play the replays.
+
+    Returns:
+        The replays of each group.
+
+    Raises:
+        CreditError: a request is wrong. The message names the scheme, the replay and the rule.
     """
-    asked = [ask(assigner, group) for group in groups]
-    episodes = [episode for group in groups for episode in group.episodes]
-    first = _play(play, episodes, asked)
-    more = [ask_more(assigner, *pair) for pair in zip(groups, records_of(first), strict=True)]
-    second = _play(play, [*episodes, *(found.record for of_group in first for found in of_group.values())], more)
-    return tuple({**one, **other} for one, other in zip(first, second, strict=True))
+    episodes = list(chain.from_iterable(group.episodes for group in groups))
+    requests = [ask(assigner, group) for group in groups]
+    first_round = _play(play, episodes, requests)
+    more_requests = [
+        ask_more(assigner, group, records) for group, records in zip(groups, records_of(first_round), strict=True)
+    ]
+    # The second round may replay episodes of the first one.
+    for replays in first_round:
+        episodes.extend(replay.record for replay in replays.values())
+    second_round = _play(play, episodes, more_requests)
+    return tuple({**first, **second} for first, second in zip(first_round, second_round, strict=True))
 
 
 def _play(
-    play: PlayReplays, episodes: Sequence[EpisodeRecord], asked: Sequence[Sequence[Replay]]
+    play: PlayReplays, episodes: Sequence[EpisodeRecord], requests: Sequence[Sequence[Replay]]
 ) -> list[GroupReplays]:
-    every = [replay for replays in asked for replay in replays]
-    played = play(episodes, every) if every else {}
-    return [{replay: played[replay] for replay in replays} for replays in asked]
+    all_requests = list(chain.from_iterable(requests))
+    played = play(episodes, all_requests) if all_requests else {}
+    return [{replay: played[replay] for replay in group_requests} for group_requests in requests]
 
 
 def credit_step(
@@ -73,32 +90,40 @@ def credit_step(
     replayed: Sequence[GroupReplays],
     internals: Internals | None = None,
 ) -> StepCredit:
-    """Credit for every group of a step, from its episodes, what `counterfactuals` returned, and for a scheme that looks
-    into the policy what it sees there.
+    """Assign credit to every group of a step.
 
-    Raises `CreditError` that names scheme, turn and rule.
+    Args:
+        assigner: the credit scheme.
+        groups: the groups to train on.
+        replayed: the replays of each group, from `counterfactuals`.
+        internals: hidden states or entropies of the policy, for a scheme that looks inside it.
+
+    Raises:
+        CreditError: the credit is wrong. The message names the scheme, the turn and the rule.
     """
     records = records_of(replayed)
-    prices = [_price(list(of_group.values())) for of_group in replayed]
-    credits = assign_step(assigner, groups, records, internals)
+    costs = [_cost(list(replays.values())) for replays in replayed]
+    credits = []
+    for credit, cost in zip(assign_step(assigner, groups, records, internals), costs, strict=True):
+        credits.append(replace(credit, diagnostics={**credit.diagnostics, **cost}))
     return StepCredit(
-        tuple(
-            replace(credit, diagnostics={**credit.diagnostics, **price})
-            for credit, price in zip(credits, prices, strict=True)
-        ),
-        tuple(tuple(of_group.values()) for of_group in records),
-        sum(price["replayed_tokens"] for price in prices),
+        tuple(credits),
+        tuple(tuple(records_by_replay.values()) for records_by_replay in records),
+        sum(cost["replayed_tokens"] for cost in costs),
     )
 
 
 def records_of(replayed: Sequence[GroupReplays]) -> list[dict[Replay, EpisodeRecord]]:
-    """The scored records of every group's replays, without their prices."""
-    return [{replay: found.record for replay, found in of_group.items()} for of_group in replayed]
+    """Return the scored records of every group's replays, without their costs."""
+    records = []
+    for replays in replayed:
+        records.append({replay: played.record for replay, played in replays.items()})
+    return records
 
 
-def _price(played: Sequence[PlayedReplay]) -> dict[str, int]:
+def _cost(played: Sequence[PlayedReplay]) -> dict[str, int]:
     return {
         "replays": len(played),
-        "replayed_tokens": sum(found.generated_tokens for found in played),
-        "replayed_prompt_tokens": sum(found.prompt_tokens for found in played),
+        "replayed_tokens": sum(replay.generated_tokens for replay in played),
+        "replayed_prompt_tokens": sum(replay.prompt_tokens for replay in played),
     }

@@ -1,4 +1,4 @@
-"""The rollouts of one step of training: its episodes, those that a group filter has kept, and their counterfactuals."""
+"""The rollouts of one training step: its episodes, the groups that a filter kept, and their counterfactual replays."""
 
 from __future__ import annotations
 
@@ -31,49 +31,62 @@ def play_groups(
     after: Sequence[PlannedGroup] = (),
     max_retries: int = 0,
 ) -> tuple[list[EpisodeGroup], FailureStats]:
-    """One group per plan, scored, and what failed; ids are `s<step>.g<group>.e<episode>`.
+    """Play and score one group for each plan. Episode ids are `s<step>.g<group>.e<episode>`.
 
-    A group with an episode that fails is played again whole, with the same seeds.
+    A group with an episode that fails is retried as a whole, with the same seeds.
 
     Args:
-        weights: of the reward's terms.
-        after: what was planned for the same step before; no two episodes of a step share an id or a seed.
-        max_retries: further tries of a group.
-    """
-    count = sum(plan.num_rollouts for plan in after)
-    requests: dict[int, list[RolloutRequest]] = {}
-    for i, plan in enumerate(planned, len(after)):
-        names = [f"s{step}.g{i}.e{k}" for k in range(plan.num_rollouts)]
-        seeds = [stream_seed("episode", seed, step, count + k) for k in range(plan.num_rollouts)]
-        requests[i] = [
-            RolloutRequest(name, plan.task, episode_seed, plan.limits)
-            for name, episode_seed in zip(names, seeds, strict=True)
-        ]
-        count += plan.num_rollouts
+        player: plays the episodes.
+        planned: the tasks, each with its number of rollouts.
+        step: the training step. It keys ids and seeds.
+        seed: the seed of the job.
+        temperature: of sampling.
+        weights: by reward term.
+        after: the plans that the same step has played before. Groups and episodes are numbered on from theirs, so no
+            two episodes of a step share an id or a seed.
+        max_retries: tries of a group after the first one.
 
-    def one_try(missing: list[int]) -> Try[int, EpisodeGroup]:
-        of_missing = [request for i in missing for request in requests[i]]
-        records, failed = collect_failures(partial(player.play, of_missing, temperature, weights))
-        record_of = {record.episode_id: record for record in records}
+    Returns:
+        The groups that could be played, in the order of their plans, and statistics of the failures.
+    """
+    num_episodes = sum(plan.num_rollouts for plan in after)
+    requests: dict[int, list[RolloutRequest]] = {}
+    for number, plan in enumerate(planned, len(after)):
+        requests[number] = []
+        for k in range(plan.num_rollouts):
+            episode_seed = stream_seed("episode", seed, step, num_episodes + k)
+            requests[number].append(RolloutRequest(f"s{step}.g{number}.e{k}", plan.task, episode_seed, plan.limits))
+        num_episodes += plan.num_rollouts
+
+    def play_missing(missing: list[int]) -> Try[int, EpisodeGroup]:
+        missing_requests = [request for number in missing for request in requests[number]]
+        records, failures = collect_failures(partial(player.play, missing_requests, temperature, weights))
+        record_by_id = {record.episode_id: record for record in records}
         groups = {}
-        for i in missing:
-            if all(request.episode_id in record_of for request in requests[i]):
-                episodes = tuple(record_of.pop(request.episode_id) for request in requests[i])
-                groups[i] = EpisodeGroup(planned[i - len(after)].task, episodes)
-        return Try(groups, failed, sum(record.cost.generated_tokens for record in record_of.values()))
+        for number in missing:
+            if all(request.episode_id in record_by_id for request in requests[number]):
+                episodes = tuple(record_by_id.pop(request.episode_id) for request in requests[number])
+                groups[number] = EpisodeGroup(planned[number - len(after)].task, episodes)
+        # Records that are left belong to groups that are played again, so their tokens are lost.
+        lost_tokens = sum(record.cost.generated_tokens for record in record_by_id.values())
+        return Try(groups, failures, lost_tokens)
 
     retries = Retries[int, EpisodeGroup](max_retries)
-    groups, _ = collect_failures(partial(retries.play, list(requests), one_try))
+    groups, _ = collect_failures(partial(retries.play, list(requests), play_missing))
     return list(groups.values()), retries.stats + FailureStats(len(requests) - len(groups))
 
 
-def without(groups: Sequence[EpisodeGroup], episodes: Sequence[EpisodeRecord]) -> list[EpisodeGroup]:
-    """The groups less these episodes; one without any left is gone."""
-    names = {episode.episode_id for episode in episodes}
-    if not names:
+def remove_episodes(groups: Sequence[EpisodeGroup], episodes: Sequence[EpisodeRecord]) -> list[EpisodeGroup]:
+    """Return the groups without these episodes, and without groups that have no episode left."""
+    removed_ids = {episode.episode_id for episode in episodes}
+    if not removed_ids:
         return list(groups)
-    left = [(group.task, tuple(e for e in group.episodes if e.episode_id not in names)) for group in groups]
-    return [EpisodeGroup(task, rest) for task, rest in left if rest]
+    remaining_groups = []
+    for group in groups:
+        remaining = tuple(episode for episode in group.episodes if episode.episode_id not in removed_ids)
+        if remaining:
+            remaining_groups.append(EpisodeGroup(group.task, remaining))
+    return remaining_groups
 
 
 @dataclass(frozen=True)
@@ -81,12 +94,13 @@ class RolloutBatch:
     """The rollouts of a step.
 
     Attributes:
-        groups: all that were played, in order.
-        train_groups: the groups to learn from, which a group filter has made of episodes of `groups`.
-        replayed: the replays of each of the train groups.
-        planned_episodes: of the first round; what the step's loss denominators count, whatever was dropped or refilled.
-        rounds: of rollouts.
-        failures: what infrastructure failures took.
+        groups: all groups that were played, in order.
+        train_groups: the groups to train on, which a group filter made of episodes of `groups`.
+        replayed: the replays of each train group.
+        planned_episodes: the episodes planned in the first round. The step's loss denominators count them, whatever was
+            dropped or refilled.
+        rounds: number of rounds of rollouts.
+        failures: the groups and tokens that infrastructure failures took.
     """
 
     groups: tuple[EpisodeGroup, ...]
@@ -98,34 +112,56 @@ class RolloutBatch:
 
     @property
     def sampled_tokens(self) -> int:
-        """Generated tokens of all episodes and replays, dropped, failed and given up ones too."""
-        episodes = sum(episode.cost.generated_tokens for group in self.groups for episode in group.episodes)
-        replays = sum(played.generated_tokens for of_group in self.replayed for played in of_group.values())
-        return episodes + replays + self.failures.tokens
+        """The generated tokens of all episodes and replays, also of dropped and failed ones."""
+        tokens = self.failures.tokens
+        for group in self.groups:
+            tokens += sum(episode.cost.generated_tokens for episode in group.episodes)
+        for replays in self.replayed:
+            tokens += sum(replay.generated_tokens for replay in replays.values())
+        return tokens
 
     def staleness(self, step: int) -> int:
-        """Most steps that separate the weights of a turn from those that step `step` begins with."""
-        turns = (turn for group in self.groups for episode in group.episodes for _, turn in episode.turns())
-        return max((step - turn.generation.policy_version for turn in turns), default=0)
+        """Return how many steps the oldest weights of a turn are behind the weights that step `step` begins with."""
+        staleness = [
+            step - turn.generation.policy_version
+            for group in self.groups
+            for episode in group.episodes
+            for _, turn in episode.turns()
+        ]
+        return max(staleness, default=0)
 
     def diagnostics(self) -> dict[str, float]:
-        """What the group filter and infrastructure failures cost."""
-        kept = {episode.episode_id for group in self.train_groups for episode in group.episodes}
-        dropped = [[e for e in group.episodes if e.episode_id not in kept] for group in self.groups]
-        whole = sum(len(lost) == len(group.episodes) for lost, group in zip(dropped, self.groups, strict=True))
-        tokens = sum(episode.cost.generated_tokens for lost in dropped for episode in lost)
-        filtered = {"gate/rounds": self.rounds, "gate/dropped_groups": whole, "gate/dropped_tokens": tokens}
-        return {**filtered, **self.failures.metrics()}
+        """Return metrics of the group filter and of infrastructure failures."""
+        train_ids = {episode.episode_id for group in self.train_groups for episode in group.episodes}
+        dropped_groups = 0
+        dropped_tokens = 0
+        for group in self.groups:
+            dropped = [episode for episode in group.episodes if episode.episode_id not in train_ids]
+            dropped_groups += len(dropped) == len(group.episodes)
+            dropped_tokens += sum(episode.cost.generated_tokens for episode in dropped)
+        return {
+            # The names that stored metrics have.
+            "gate/rounds": self.rounds,
+            "gate/dropped_groups": dropped_groups,
+            "gate/dropped_tokens": dropped_tokens,
+            **self.failures.metrics(),
+        }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a checkpoint, with the keys that the first release wrote."""
+        """Return plain values for a checkpoint, with the keys that the first release wrote."""
+        groups = [list(map(to_json, group.episodes)) for group in self.groups]
+        train_ids = []
+        for group in self.train_groups:
+            train_ids.append([episode.episode_id for episode in group.episodes])
+        replayed = []
+        for replays in self.replayed:
+            replayed.append(
+                [[to_json(replay.record), replay.generated_tokens, replay.prompt_tokens] for replay in replays.values()]
+            )
         return {
-            "groups": [[to_json(episode) for episode in group.episodes] for group in self.groups],
-            "learned_from": [[episode.episode_id for episode in group.episodes] for group in self.train_groups],
-            "replayed": [
-                [[to_json(played.record), played.generated_tokens, played.prompt_tokens] for played in group.values()]
-                for group in self.replayed
-            ],
+            "groups": groups,
+            "learned_from": train_ids,
+            "replayed": replayed,
             "planned_episodes": self.planned_episodes,
             "rounds": self.rounds,
             "outages": to_stored(self.failures),
@@ -133,25 +169,41 @@ class RolloutBatch:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], assigner: CreditAssigner) -> RolloutBatch:
-        """Inverse of `to_json`; the scheme is asked for its replays again, and they are the same."""
-        records = [tuple(from_json(episode) for episode in episodes) for episodes in data["groups"]]
-        groups = tuple(EpisodeGroup(episodes[0].task, episodes) for episodes in records)
-        found = {episode.episode_id: episode for episodes in records for episode in episodes}
-        kept = [tuple(found[name] for name in names) for names in data["learned_from"]]
-        train_groups = tuple(EpisodeGroup(episodes[0].task, episodes) for episodes in kept)
+        """Inverse of `to_json`.
+
+        Args:
+            data: the stored values.
+            assigner: the credit scheme. Checkpoints hold no requests for replays, so it is asked for them again.
+
+        Raises:
+            TrainingError: the scheme asks for other replays than the checkpoint holds.
+        """
+        groups = []
+        episode_by_id = {}
+        for stored_episodes in data["groups"]:
+            episodes = tuple(map(from_json, stored_episodes))
+            groups.append(EpisodeGroup(episodes[0].task, episodes))
+            episode_by_id.update({episode.episode_id: episode for episode in episodes})
+        train_groups = []
+        for episode_ids in data["learned_from"]:
+            episodes = tuple(episode_by_id[episode_id] for episode_id in episode_ids)
+            train_groups.append(EpisodeGroup(episodes[0].task, episodes))
         replayed = []
-        for group, stored in zip(train_groups, data["replayed"], strict=True):
-            played = [PlayedReplay(from_json(record), *price) for record, *price in stored]
-            names = [replay.record.episode_id for replay in played]
-            asked = ask(assigner, group)
-            if [str(replay) for replay in asked] == names[: len(asked)]:
-                first = zip(asked, (replay.record for replay in played), strict=False)  # the second round stands behind
-                asked += ask_more(assigner, group, dict(first))
-            if [str(replay) for replay in asked] != names:
+        for group, stored_replays in zip(train_groups, data["replayed"], strict=True):
+            played = [PlayedReplay(from_json(record), *tokens) for record, *tokens in stored_replays]
+            stored_names = [replay.record.episode_id for replay in played]
+            requested = ask(assigner, group)
+            if list(map(str, requested)) == stored_names[: len(requested)]:
+                # The replays of the second round are stored behind those of the first.
+                first_round = zip(requested, (replay.record for replay in played), strict=False)
+                requested += ask_more(assigner, group, dict(first_round))
+            if list(map(str, requested)) != stored_names:
                 raise TrainingError(
-                    f"the checkpoint's waiting rollouts hold {len(stored)} replays that credit scheme "
-                    f"'{assigner.name}' does not ask for; go on with the config that it was written with"
+                    f"the checkpoint's waiting rollouts hold {len(stored_replays)} replays that credit scheme "
+                    f"'{assigner.name}' does not ask for; resume with the config that wrote the checkpoint"
                 )
-            replayed.append(dict(zip(asked, played, strict=True)))
+            replayed.append(dict(zip(requested, played, strict=True)))
         failures = FailureStats(**by_field(FailureStats, data["outages"]))
-        return cls(groups, train_groups, tuple(replayed), data["planned_episodes"], data["rounds"], failures)
+        return cls(
+            tuple(groups), tuple(train_groups), tuple(replayed), data["planned_episodes"], data["rounds"], failures
+        )

@@ -87,12 +87,12 @@ class Pool:
         return sum(probe.sampled_tokens for probe in self.probes)
 
     @property
-    def learned(self) -> bool:
+    def passed(self) -> bool:
         return all(probe.passed for probe in self.probes)
 
 
 class WarmStart:
-    """One attempt at a policy's warm start, pool by pool. Whoever runs it gives it up when a pool has not `learned`.
+    """One attempt at a policy's warm start, pool by pool. The caller gives the attempt up when a pool has not `passed`.
 
     Args:
         config: phases and sizes.
