@@ -1,4 +1,4 @@
-"""The protocol for chat models: Hermes-style tool calls in chat messages."""
+"""The prompt format of chat models: Hermes-style tool calls in chat messages."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from selfcest_env.types import (
 )
 
 THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-# Possessive: white space is passed over once, however much of it leads to no marker.
+# Possessive quantifiers: without them, long white space before no marker would take quadratic time.
 _MARKERS = re.compile(
     r"<(?=\s*+(?:/\s*+)?(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"
     r"|\[(?=/?(?:INST|SYS|TOOL|AVAILABLE_TOOLS))",
     re.I,
 )
 
-# Objectives times the keys that one call shares with all of them: what is written once is told to each.
+# Most objectives times shared keys of one call. Each clone gets a copy of the shared keys, so a short text could
+# otherwise fill the memory.
 MAX_SHARED_KEYS = 100_000
 
-_OWN_MARKERS, _ESCAPED = re.compile(r"<(?=/?(?:tool_call|think)>)"), r"\\u003c"
+_OWN_TAGS = re.compile(r"<(?=/?(?:tool_call|think)>)")
+_ESCAPED = r"\\u003c"
 
 _FAULT_TEXT = {
     Fault.NO_ANSWER: "no call and no 'Answer:' found",
@@ -65,8 +67,8 @@ _READ_HELP = (
 class HermesProtocol:
     """Chat messages with Hermes-style tool calls.
 
-    A turn with a call is a call, whatever else it says; several calls in one turn are joined in order. Otherwise the
-    answer is the text after the last `Answer:` outside calls and thinking.
+    A turn with a call is a call, whatever its other text; several calls in one turn are joined in order. Otherwise the
+    answer is the text after the last `Answer:` outside of thinking.
     """
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
@@ -79,9 +81,9 @@ class HermesProtocol:
             lines.append(f"You may use {brief.total_tokens} tokens in all, prompts and replies included.")
         if brief.role is Role.CLONE and brief.reply_tokens is not None:
             lines.append(f"Your answer may have at most {brief.reply_tokens} tokens.")
-        user = [Part(brief.text)]
+        user_parts = [Part(brief.text)]
         for key, text in brief.documents.items():
-            user += [
+            user_parts += [
                 Part("\n\nDocument ", True),
                 Part(key),
                 Part(":\n", True),
@@ -89,18 +91,21 @@ class HermesProtocol:
             ]
         hidden = [key for key in brief.keys if key not in brief.documents]
         if hidden:
-            user.append(Part("\n\nKeys of the documents: ", True))
+            user_parts.append(Part("\n\nKeys of the documents: ", True))
             for i, key in enumerate(hidden):
-                user += [Part("; ", True)] * (i > 0) + [Part(key)]
+                if i:
+                    user_parts.append(Part("; ", True))
+                user_parts.append(Part(key))
         return (
             Message(MessageRole.SYSTEM, (Part("\n".join(lines), True),)),
-            Message(MessageRole.USER, tuple(user)),
+            Message(MessageRole.USER, tuple(user_parts)),
         )
 
     def replies(self, replies: Sequence[Reply]) -> Message:
         parts: list[Part] = []
         for i, reply in enumerate(replies):
-            parts.append(Part(f"{chr(10) * (i > 0)}clone {i + 1}: ", True))
+            line_break = "\n" if i else ""
+            parts.append(Part(f"{line_break}clone {i + 1}: ", True))
             if reply.text is not None:
                 parts.append(Part(self.neutralise(reply.text)))
             else:
@@ -129,7 +134,7 @@ class HermesProtocol:
         return _MARKERS.sub(lambda match: {"<": "\u2039", ">": "\u203a", "[": "("}[match.group()], reply)
 
     def parse(self, text: str) -> Action:
-        # A line break in place of thinking: what stands on its two sides never grows together into a marker.
+        # A line break replaces thinking, so the texts on its two sides cannot form a marker.
         visible = THINKING.sub("\n", text)
         calls, _ = sections(visible, "<tool_call>", "</tool_call>")
         if calls is None:
@@ -161,8 +166,8 @@ _CLONE_LINE = (
 
 def _write_call(name: str, arguments: Mapping[str, Any]) -> str:
     written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    # Only inside strings can these stand; escaped, they do not end the call.
-    return f"<tool_call>{_OWN_MARKERS.sub(_ESCAPED, written)}</tool_call>"
+    # Only strings can contain these tags. JSON reads the escape as the same character, and the call does not end.
+    return f"<tool_call>{_OWN_TAGS.sub(_ESCAPED, written)}</tool_call>"
 
 
 def _write_request(request: CloneRequest) -> str | dict[str, Any]:
@@ -176,7 +181,7 @@ def _write_request(request: CloneRequest) -> str | dict[str, Any]:
 
 
 def _join_calls(calls: Sequence[str]) -> Action:
-    """All calls of one turn as one action; mixing the two tools, or any call that does not parse, is a bad call."""
+    """Join all calls of one turn to one action; a mixture of tools, or a call that does not parse, is a bad call."""
     requests: list[CloneRequest] = []
     keys: list[str] = []
     for call in calls:
@@ -199,7 +204,7 @@ def _join_calls(calls: Sequence[str]) -> Action:
 
 
 def _read_requests(arguments: Mapping[str, Any]) -> list[CloneRequest]:
-    # Only these arguments exist: sampling parameters and tools are not the model's to choose.
+    # The model must not choose sampling parameters or tools, so no other argument is accepted.
     if not isinstance(arguments, dict) or not set(arguments) <= {"objectives", "shared_context"}:
         raise ValueError("unknown argument")
     shared = dict.fromkeys(_strings(arguments.get("shared_context", [])))
@@ -220,13 +225,14 @@ def _read_request(objective: object, shared: Mapping[str, None]) -> CloneRequest
         "max_tokens",
     }:
         raise TypeError("an objective is a string or an object")
-    text, tokens = objective["objective"], objective.get("max_tokens")
+    text = objective["objective"]
+    tokens = objective.get("max_tokens")
     if isinstance(tokens, bool) or not (tokens is None or isinstance(tokens, int)):
         raise TypeError("wrong type in an objective")
     if tokens is not None and tokens < 0:
         raise ValueError("max_tokens is negative")
-    own = _strings(objective.get("shared_context", []))
-    return CloneRequest(_string(text), (*shared, *(key for key in own if key not in shared)), tokens)
+    keys = [key for key in _strings(objective.get("shared_context", [])) if key not in shared]
+    return CloneRequest(_string(text), (*shared, *keys), tokens)
 
 
 def _strings(value: object) -> tuple[str, ...]:
@@ -236,7 +242,12 @@ def _strings(value: object) -> tuple[str, ...]:
 
 
 def _string(value: object) -> str:
-    """A JSON string that can be written again: `UnicodeEncodeError`, a `ValueError`, for half a surrogate pair."""
+    """Return a string of a call.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it cannot be encoded, because it has half a surrogate pair.
+    """
     if not isinstance(value, str):
         raise TypeError("expected a string")
     value.encode()

@@ -1,12 +1,11 @@
-"""Text that whoever reads it cannot take for a role, a special token or a call: the one place where it is made so.
+"""Neutralises markers in untrusted text, so that no reader takes it for a role, a special token or a call.
 
-Engines that encode untrusted parts apart from trusted ones need none of this. It is for readers of text: servers with
-a chat template of their own, judges, transcripts.
+Engines that encode untrusted parts apart from trusted ones do not need it. It serves readers of plain text: servers
+with a chat template of their own, judges, and transcripts.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,12 @@ from functools import cached_property, lru_cache
 from selfcest_env.protocol import Brief, Note, PromptFormat, Reply, with_note
 from selfcest_env.types import Action, Fault, Message, MessageRole, Part
 
-# What agents write themselves by one of our protocols; nobody else may write it.
-_OWN = r"(?!/?(?:tool_call|think|call|read|sep|ans|end)>)"
-# A marker begun at the end of a part counts: what comes next could complete it. Where none can begin, none can stand.
-# Of <|im_start|> <s> <extra_id_0> <turn|> <0x0A>, [INST] [gMASK] [|user|], ]~b]user [e~[, ◁think▷, and >>QUESTION<<,
-# whose first half may be the end of what we write ourselves before an untrusted part.
+# Tags of our own prompt formats, which an agent may write in its own turns.
+_OWN_TAGS = r"(?!/?(?:tool_call|think|call|read|sep|ans|end)>)"
+# The first characters of markers such as <|im_start|> <s> <extra_id_0> <turn|> <0x0A>, [INST] [gMASK] [|user|],
+# ]~b]user [e~[, ◁think▷ and >>QUESTION<<. An incomplete marker at the end of a part matches too, because the next part
+# could complete it. The first > of >>QUESTION<< may be the end of trusted text before the part, so one > at the start
+# of a part matches as well.
 _OPENER = (
     r"<{own}(?=/?[\w:.=-]{{0,64}}+(?:[>|]|\Z))"
     r"|\[(?=/?(?:\||(?-i:[A-Z][A-Z0-9_]{{1,40}}+\])|\w{{0,40}}+\Z"
@@ -29,15 +29,15 @@ _OPENER = (
     r"|◁(?=/?\w{{0,24}}+(?:▷|\Z))"
     r"|>(?=\Z|>\w{{0,24}}+(?:<|\Z))|\A>(?=\w{{0,24}}+(?:<|\Z))"
 )
-# No normaliser makes the one of the other.
-_INSTEAD = {"<": "\u2039", ">": "\u203a", "[": "(", "~": "\u223c", "◁": "\u25c3"}
-_BREAK = "\u00b7"  # within a marker that is made of other characters
-LONGEST = 32  # characters by which a marker is known
-CACHED_TEXTS = 4096  # a transcript is sent anew at every turn
+# Replacements that no Unicode normaliser turns back into the original.
+_REPLACEMENTS = {"<": "\u2039", ">": "\u203a", "[": "(", "~": "\u223c", "◁": "\u25c3"}
+_BREAK = "\u00b7"  # inserted into a marker whose first character has no replacement
+LONGEST = 32  # characters of a marker that are compared
+CACHED_TEXTS = 4096  # every turn sends the whole transcript again
 
 
 class _Folds:
-    """A character as the normalisers of tokenizers may leave it: one like it, or nothing."""
+    """Maps a character to the one that a tokenizer's normaliser may make of it, or to nothing."""
 
     @staticmethod
     @lru_cache(CACHED_TEXTS)
@@ -54,32 +54,32 @@ _FOLDS = _Folds()
 
 @dataclass(frozen=True)
 class Markers:
-    """Which texts must not get through: those of every family of templates that we know of, and `others`.
+    """The markers that are neutralised: those of all known families of chat templates, and `others`.
 
     Attributes:
-        others: what the served model's own tokenizer adds to them, as `tokenizer.get_added_vocab()`, and what its
-            template writes between contents where these are plain text. White space and single characters are ignored.
+        others: further markers: those of the served model's tokenizer (`tokenizer.get_added_vocab()`), and the plain
+            texts that its template writes between messages. White space and single characters are ignored.
     """
 
     others: tuple[str, ...] = ()
 
     def neutralise(self, text: str) -> str:
-        """`text` with every marker broken, in a form that stands beside any other text. Linear time, idempotent."""
-        return _broken(text, self._pattern)
+        """Return the text with every marker broken, whatever text stands beside it. Linear time, idempotent."""
+        return _break_markers(text, self._pattern)
 
     def neutralise_own(self, text: str) -> str:
-        """What a model said, shown to itself: calls, answers and thinking of our protocols stay."""
-        return _broken(text, self._own_pattern)
+        """Return an agent's own turn with markers broken; calls, answers and thinking of our formats stay."""
+        return _break_markers(text, self._own_pattern)
 
     @property
     def fingerprint(self) -> str:
-        """Equal where equal texts come out equal."""
-        return f"{self._pattern.pattern} {_INSTEAD} {_BREAK}"
+        """Equal for markers that neutralise every text equally."""
+        return f"{self._pattern.pattern} {_REPLACEMENTS} {_BREAK}"
 
     def clean(self, message: Message) -> Message:
-        """The message with its untrusted parts neutralised."""
-        change = self.neutralise_own if message.role is MessageRole.ASSISTANT else self.neutralise
-        parts = tuple(part if part.trusted else Part(change(part.text)) for part in message.parts)
+        """Return the message with its untrusted parts neutralised."""
+        neutralise = self.neutralise_own if message.role is MessageRole.ASSISTANT else self.neutralise
+        parts = tuple(part if part.trusted else Part(neutralise(part.text)) for part in message.parts)
         return Message(message.role, parts)
 
     @cached_property
@@ -88,21 +88,21 @@ class Markers:
 
     @cached_property
     def _own_pattern(self) -> re.Pattern[str]:
-        # A turn is the whole of its message, so nothing can complete what ends it.
-        whole = "|".join((_OPENER.format(own=_OWN), *self._literals)).replace(r"\Z", "(?!)")
-        return re.compile(whole, re.I)
+        # A turn fills its message, so no later part can complete an incomplete marker at its end.
+        pattern = "|".join((_OPENER.format(own=_OWN_TAGS), *self._literals)).replace(r"\Z", "(?!)")
+        return re.compile(pattern, re.I)
 
     @cached_property
     def _literals(self) -> tuple[str, ...]:
-        """Patterns of `others` that no rule above finds wherever they stand."""
-        rules = re.compile(_OPENER.format(own=""), re.I)
+        """Patterns of the markers in `others` that `_OPENER` does not match."""
+        opener = re.compile(_OPENER.format(own=""), re.I)
         folded = {_fold(text.strip()) for text in self.others}
-        missed = sorted(text for text in folded if len(text) > 1 and not rules.search(f"\n{text}\n"))
-        return tuple(map(_begun, missed))
+        unmatched = sorted(text for text in folded if len(text) > 1 and not opener.search(f"\n{text}\n"))
+        return tuple(map(_prefix_pattern, unmatched))
 
 
-def _begun(marker: str) -> str:
-    """Pattern of a marker's first character where the rest follows, or as much of it as the text has room for."""
+def _prefix_pattern(marker: str) -> str:
+    """Return a pattern of a marker's first character, followed by its rest or by a part of it that ends the text."""
     rest = ""
     for char in reversed(marker[1:LONGEST]):
         rest = rf"(?:\Z|{re.escape(char)}{rest})"
@@ -114,31 +114,37 @@ def _fold(text: str) -> str:
 
 
 @lru_cache(CACHED_TEXTS)
-def _broken(text: str, pattern: re.Pattern[str]) -> str:
+def _break_markers(text: str, pattern: re.Pattern[str]) -> str:
     folded = _fold(text)
-    found = [match.start() for match in pattern.finditer(folded)]
-    if not found:
+    matches = [match.start() for match in pattern.finditer(folded)]
+    if not matches:
         return text
+    positions = matches
     if len(folded) < len(text):
-        kept = [i for i, char in enumerate(text) if _FOLDS[ord(char)]]
-        places = [kept[i] for i in found]
-    else:
-        places = found
-    new = [_INSTEAD.get(folded[i]) or text[at] + _BREAK for i, at in zip(found, places, strict=True)]
-    between = [text[i:j] for i, j in zip([0, *(at + 1 for at in places)], [*places, len(text)], strict=True)]
-    return "".join(itertools.chain.from_iterable(zip(between, [*new, ""], strict=True)))
+        # Folding has removed characters, so positions in the folded text are mapped back.
+        remaining = [i for i, char in enumerate(text) if _FOLDS[ord(char)]]
+        positions = [remaining[i] for i in matches]
+    pieces = []
+    end = 0
+    for match, position in zip(matches, positions, strict=True):
+        pieces.append(text[end:position])
+        pieces.append(_REPLACEMENTS.get(folded[match]) or text[position] + _BREAK)
+        end = position + 1
+    pieces.append(text[end:])
+    return "".join(pieces)
 
 
 class PlainTextProtocol:
-    """A protocol for readers of text: what it says is neutral before it is priced, so prices are of what is sent.
+    """A prompt format for readers of plain text. It neutralises messages before they are counted, so costs are exact.
 
     Args:
-        protocol: whose calls and answers these are.
-        markers: what must not get through; by default what is known without a tokenizer.
+        protocol: the inner format, which defines calls and answers.
+        markers: markers to neutralise; by default those that are known without a tokenizer.
     """
 
     def __init__(self, protocol: PromptFormat, markers: Markers | None = None) -> None:
-        self.protocol, self._markers = protocol, markers or Markers()
+        self.protocol = protocol
+        self._markers = markers or Markers()
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
         return tuple(map(self._markers.clean, self.protocol.open(brief)))

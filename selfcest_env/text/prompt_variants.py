@@ -31,10 +31,10 @@ from selfcest_env.types import Action, AgentId, Fault, Message, Role
 
 @dataclass(frozen=True)
 class ProtocolDecorator:
-    """A protocol that says what another says: the base of those that say more.
+    """A prompt format around another one, to which it delegates; the base class of those that add to it.
 
     Attributes:
-        protocol: that one, where `protocol.find_capability` finds what it offers besides.
+        protocol: the inner format. `protocol.find_capability` also searches it.
     """
 
     protocol: PromptFormat
@@ -64,90 +64,98 @@ class ProtocolDecorator:
         return self.protocol.render(action, thought)
 
 
-def told(protocol: PromptFormat, opening: tuple[Message, ...], note: Note) -> tuple[Message, ...]:
-    """An agent's first messages with a note in the first of them."""
+def add_note(protocol: PromptFormat, opening: tuple[Message, ...], note: Note) -> tuple[Message, ...]:
+    """Return an agent's first messages with a note in the first one."""
     first, *rest = opening
     return with_note(protocol, first, note), *rest
 
 
-def _alone(prompt_variant: object, protocol: PromptFormat, kind: type) -> None:
-    """Raise `ConfigError` if the protocol is of that kind already: agents would be told two things."""
-    if (other := find_capability(protocol, kind)) is not None:
+def _check_lacks(prompt_variant: object, protocol: PromptFormat, capability: type) -> None:
+    """Raise `ConfigError` if the format has the capability already, because its notes would contradict each other."""
+    if (other := find_capability(protocol, capability)) is not None:
         raise ConfigError(f"{prompt_variant!r} stands around {other!r}, which says another; leave one of the two out")
 
 
-# One thing to every agent
+# A fixed note
 
 
 @stored_as("Tell", root="root", clone="clone")
 @dataclass(frozen=True)
 class Tell:
-    """A prompt variant: a note to the root and one to every clone, when they start; `None`: none."""
+    """A prompt variant that adds a note to the opening of the root, of every clone, or of both.
+
+    Attributes:
+        root: note for the root, or `None`.
+        clone: note for every clone, or `None`.
+    """
 
     root: Note | None = None
     clone: Note | None = None
 
     def __call__(self, protocol: PromptFormat) -> PromptFormat:
-        return _Told(protocol, self)
+        return _WithNotes(protocol, self)
 
 
 @dataclass(frozen=True)
-class _Told(ProtocolDecorator):
-    said: Tell
+class _WithNotes(ProtocolDecorator):
+    notes: Tell
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
-        note, opening = self.said.root if brief.role is Role.ROOT else self.said.clone, self.protocol.open(brief)
-        return opening if note is None else told(self.protocol, opening, note)
+        note = self.notes.root if brief.role is Role.ROOT else self.notes.clone
+        opening = self.protocol.open(brief)
+        return opening if note is None else add_note(self.protocol, opening, note)
 
 
-# How many clones
+# The number of clones
 
 
 @stored_as("TellClones")
 @dataclass(frozen=True)
 class TellClones:
-    """A prompt variant: who may delegate is told how many clones its account pays for, subtree included."""
+    """A prompt variant that tells agents which may delegate how many clones they and their subtrees may start."""
 
     def __call__(self, protocol: PromptFormat) -> PromptFormat:
-        return _ClonesTold(protocol)
+        return _WithCloneLimit(protocol)
 
 
 @dataclass(frozen=True)
-class _ClonesTold(ProtocolDecorator):
+class _WithCloneLimit(ProtocolDecorator):
     def open(self, brief: Brief) -> tuple[Message, ...]:
         opening = self.protocol.open(brief)
         if not brief.can_delegate or brief.clones is None:
             return opening
-        return told(self.protocol, opening, Note(f"You may start clones: at most {brief.clones} in all.", brief.clones))
+        return add_note(
+            self.protocol, opening, Note(f"You may start clones: at most {brief.clones} in all.", brief.clones)
+        )
 
 
-class HermesClonesProtocol(_ClonesTold):
-    """`hermes` with `TellClones`, by a name, so that a policy can be trained for several numbers."""
+class HermesClonesProtocol(_WithCloneLimit):
+    """`hermes` with `TellClones` under a registered name, so that a policy can be trained on several limits."""
 
     def __init__(self) -> None:
         super().__init__(HermesProtocol())
 
 
-class TerseClonesProtocol(_ClonesTold):
+class TerseClonesProtocol(_WithCloneLimit):
     """`terse` with `TellClones`: `<root>#ABCDEF?BF[4]<asst>`."""
 
     def __init__(self) -> None:
         super().__init__(TerseProtocol())
 
 
-# How many turns
+# The number of turns
 
 
 @stored_as("TellTurns", turns="turns", extension="extension", reminders="reminders")
 @dataclass(frozen=True)
 class TellTurns(Checked):
-    """A prompt variant: how many turns an agent has, and after every turn how many are left.
+    """A prompt variant that tells an agent how many turns it has, and after every turn how many are left.
 
     Attributes:
-        turns: without asking.
-        extension: further turns, for who asks for them in a line `More turns: N` outside its thinking, beside whatever
-            else that turn does. 0: none. The episode's `max_turns` is at least their sum.
-        reminders: whether agents are told what is left; without it they are told at the start alone.
+        turns: turns that an agent has without asking for more.
+        extension: further turns. An agent asks for them in a line `More turns: N` outside of its thinking, in a turn
+            that may also call or read. The sum of `turns` and `extension` must not exceed the episode's `max_turns`.
+        reminders: whether every turn is followed by the number of turns left; else only the opening has a number.
     """
 
     turns: Count
@@ -155,89 +163,92 @@ class TellTurns(Checked):
     reminders: bool = True
 
     def __call__(self, protocol: PromptFormat) -> PromptFormat:
-        _alone(self, protocol, ControlsTurns)
-        return _TurnsTold(protocol, self.turns, self.extension, self.reminders)
+        _check_lacks(self, protocol, ControlsTurns)
+        return _WithTurnLimit(protocol, self.turns, self.extension, self.reminders)
 
 
-_ASK = re.compile(r"^More turns: ?([0-9]{1,4})", re.MULTILINE)
+_REQUEST_FOR_TURNS = re.compile(r"^More turns: ?([0-9]{1,4})", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class _TurnsTold(ProtocolDecorator):
-    """See `ControlsTurns`."""
+class _WithTurnLimit(ProtocolDecorator):
+    """Implements `ControlsTurns`."""
 
     turns: int
     extension: int
     reminders: bool
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
-        lines = [f"You have {_turns(self.turns)}."]
+        lines = [f"You have {_format_turns(self.turns)}."]
         if self.extension:
             lines.append(f"For up to {self.extension} more write a line 'More turns: N' beside a call.")
-        return told(self.protocol, self.protocol.open(brief), Note(" ".join(lines), self.turns))
+        return add_note(self.protocol, self.protocol.open(brief), Note(" ".join(lines), self.turns))
 
     def asked(self, text: str) -> int:
-        return sum(map(int, _ASK.findall(THINKING.sub("\n", text)))) if self.extension else 0
+        if not self.extension:
+            return 0
+        return sum(map(int, _REQUEST_FOR_TURNS.findall(THINKING.sub("\n", text))))
 
     def remind(self, message: Message, left: int) -> Message:
         if not self.reminders:
             return message
-        return with_note(self.protocol, message, Note(f"You have {_turns(left)} left.", left))
+        return with_note(self.protocol, message, Note(f"You have {_format_turns(left)} left.", left))
 
 
-def _turns(number: int) -> str:
+def _format_turns(number: int) -> str:
     return "1 turn" if number == 1 else f"{number} turns"
 
 
-# A board of what was found
+# A board of notes
 
 
 @stored_as("TellBoard", posts="posts")
 @dataclass(frozen=True)
 class TellBoard(Checked):
-    """A prompt variant: clones may leave notes, which clones of their parent's later calls are shown as documents.
+    """A prompt variant with a board: clones leave notes, which clones of later calls of their parent get as documents.
 
-    A note is a line `post: ...` of a clone's reply. Its parent reads it in the reply; who comes later pays for it as it
-    does for any document. No clone sees a note of its own call, so nothing it sees depends on a running sibling. It
-    needs a protocol of sentences: one that says a note by its number cannot ask for lines.
+    A note is a line `post: ...` of a clone's reply. The parent reads it in the reply, and a later clone pays for it as
+    for any document. No clone observes a note of its own call, so its observations do not depend on a running sibling.
+    The inner format must write notes as sentences, because a number cannot ask for lines.
 
     Attributes:
-        posts: shown at most: the latest, each text once.
+        posts: most notes that a clone gets; the latest ones, without repetitions.
     """
 
     posts: Count = 8
 
     def __call__(self, protocol: PromptFormat) -> PromptFormat:
-        _alone(self, protocol, KeepsBoard)
-        invited = told(protocol, protocol.open(Brief(Role.CLONE, "")), _INVITED)
-        if not any(_INVITED.text in message.content for message in invited):
+        _check_lacks(self, protocol, KeepsBoard)
+        opening = add_note(protocol, protocol.open(Brief(Role.CLONE, "")), _INVITATION)
+        if not any(_INVITATION.text in message.content for message in opening):
             *_, innermost = iter_layers(protocol)
             raise ConfigError(
                 f"a board is kept in lines 'post: ...', and {type(innermost).__name__} has no lines: it says a note by "
                 "its number; play without a board, or by a protocol of sentences such as hermes"
             )
-        return _BoardTold(protocol, self.posts)
+        return _WithBoard(protocol, self.posts)
 
 
 _POST = re.compile(r"^post: *(\S.*)$", re.MULTILINE)
-_INVITED = Note("After your answer you may write lines 'post: ...', for clones that come after you.", 1)
+_INVITATION = Note("After your answer you may write lines 'post: ...', for clones that come after you.", 1)
 
 
 @dataclass(frozen=True)
-class _BoardTold(ProtocolDecorator):
-    """See `KeepsBoard`."""
+class _WithBoard(ProtocolDecorator):
+    """Implements `KeepsBoard`."""
 
     posts: int
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
         opening = self.protocol.open(brief)
-        return opening if brief.role is Role.ROOT else told(self.protocol, opening, _INVITED)
+        return opening if brief.role is Role.ROOT else add_note(self.protocol, opening, _INVITATION)
 
     def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
         authors: dict[str, AgentId] = {}
         for agent, reply in replies.items():
             for post in map(str.strip, _POST.findall(reply)):
-                authors.pop(post, None)  # said again, it is one of the latest
+                # Removed first, so that a repeated note moves to the end and counts as one of the latest.
+                authors.pop(post, None)
                 authors[post] = agent
         latest = list(authors.items())[-self.posts :]
         return {f"post {i + 1} of {agent}": post for i, (post, agent) in enumerate(latest)}

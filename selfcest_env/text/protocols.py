@@ -1,4 +1,4 @@
-"""The one table of protocols, for the PettingZoo face and for every language model."""
+"""The registry of prompt formats, for the PettingZoo environment and for all language models."""
 
 from __future__ import annotations
 
@@ -20,5 +20,10 @@ PROTOCOLS = Registry(
 
 
 def make_protocol(name: str, where: str = "protocol") -> PromptFormat:
-    """A built-in name or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says what to write."""
+    """Make a prompt format from a built-in name or `package.module:Class`.
+
+    Raises:
+        ConfigError: the name is unknown.
+        PlugInError: the class cannot be imported or is no prompt format.
+    """
     return PROTOCOLS.make(name, {}, where=where)

@@ -1,4 +1,4 @@
-"""The protocol of the embedded character-level model: one special token where a chat model writes a sentence.
+"""The prompt format of the embedded character-level model: special tokens in place of a chat model's sentences.
 
 root     <root>#ABCDEF?BF<asst>            keys after '#'; with full texts, one <doc> each in their place
 call     <call>+@B<sep>+@F</call>          objective, '@' and the one-character keys it shares
@@ -6,7 +6,7 @@ read     <read>BF</read>
 clone    <clone>+<doc>B35172<asst>
 replies  <tool>a8b2<asst>                  a failed clone's reply is '!'
 error    <err><asst>
-note     <root>#ABCDEF?BF[3]<asst>         its number, before any message's last token; of an untrusted one its text
+note     <root>#ABCDEF?BF[3]<asst>         its number before the message's last token; an untrusted note is its text
 answer   ...thought...<ans>7<end>
 """
 
@@ -30,12 +30,12 @@ from selfcest_env.types import (
     Role,
 )
 
-# Also a marker begun at the very end: a label after it could complete it.
+# An incomplete marker at the end of a reply matches too, because the next label could complete it.
 _SPECIAL = re.compile(r"<(?=/?[a-z]*(?:>|\Z))")
 
 
 class TerseProtocol:
-    """Same semantics as `HermesProtocol`; grants by `max_tokens` are not expressible, so every share is equal."""
+    """The semantics of `HermesProtocol`, but without `max_tokens`, so all clones of a call get equal grants."""
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
         parts = [Part("<root>" if brief.role is Role.ROOT else "<clone>", True)]
@@ -67,9 +67,10 @@ class TerseProtocol:
     def note(self, message: Message, note: Note) -> Message:
         *before, last = message.parts
         head, end, _ = last.text.rpartition("<asst>")
-        said = Part(f"[{min(note.number, 99)}]", True) if note.trusted else Part(note.text)
-        kept = (*before, Part(head, last.trusted)) if head else tuple(before)
-        return Message(message.role, (*kept, said, Part(end, True)))
+        note_part = Part(f"[{min(note.number, 99)}]", True) if note.trusted else Part(note.text)
+        if head:
+            before.append(Part(head, last.trusted))
+        return Message(message.role, (*before, note_part, Part(end, True)))
 
     def neutralise(self, reply: str) -> str:
         return _SPECIAL.sub("(", reply)
@@ -81,7 +82,10 @@ class TerseProtocol:
         if calls is None or reads is None or (calls and reads) or not all((*calls, *reads)):
             return Malformed(Fault.BAD_CALL)
         if calls:
-            return Delegate(tuple(self._request(piece) for call in calls for piece in call.split("<sep>")))
+            requests = []
+            for call in calls:
+                requests += [self._parse_request(piece) for piece in call.split("<sep>")]
+            return Delegate(tuple(requests))
         if reads:
             return Read(tuple("".join(reads)))
         _, marker, answer = text.rpartition("<ans>")
@@ -94,7 +98,7 @@ class TerseProtocol:
             case Read(keys):
                 return f"{thought}<read>{''.join(keys)}</read>"
             case Delegate(requests):
-                return f"{thought}<call>{'<sep>'.join(map(self._write_request, requests))}</call>"
+                return f"{thought}<call>{'<sep>'.join(map(self._render_request, requests))}</call>"
             case Malformed():
                 return f"{thought}<end>"
 
@@ -106,12 +110,12 @@ class TerseProtocol:
         return parts
 
     @staticmethod
-    def _request(piece: str) -> CloneRequest:
+    def _parse_request(piece: str) -> CloneRequest:
         objective, _, keys = piece.partition("@")
         return CloneRequest(objective, tuple(keys))
 
     @staticmethod
-    def _write_request(request: CloneRequest) -> str:
+    def _render_request(request: CloneRequest) -> str:
         if request.objective and not request.shared_context:
             return request.objective
         return f"{request.objective}@{''.join(request.shared_context)}"
