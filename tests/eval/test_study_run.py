@@ -461,7 +461,7 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
         ({"compared": ["total_token"]}, ["compared names no cost 'total_token'", "Did you mean 'total_tokens'"]),
         ({"min_difference": -0.1}, ["min_difference is -0.1"]),
         ({"arms": {}}, ["unknown config key 'arms'", "'strategies'; rename"]),
-        ({"eval_sets": []}, ["cells is now called eval_sets: write eval_sets: []"]),
+        ({"cells": []}, ["cells is now called eval_sets: write eval_sets: []"]),
         ({"tries": 3}, ["tries is now called max_retries: write max_retries: 2"]),
         ({"max_unplayable_share": 0.5}, ["max_unplayable_share is now called max_failed_fraction", "0.5"]),
         ({"strategies": {"delegate": None}}, ["strategies.delegate is empty; write {}"]),

@@ -1,26 +1,12 @@
-"""`active`: tasks on which the policy's doubt goes with its errors, for few queries.
+"""`active` draws tasks on which the policy's uncertainty agrees with its errors, after uncertainty consistency (arXiv
+2601.22595). If it works, a run reaches the accuracy of `mixture` with fewer rollouts.
 
     U_k = mean of -log pi over the generated tokens of rollout k             what the policy itself doubts
     A_k = (s_k - mean s) / std s, s_k whether it is right; 0 if all are alike
     consistency of a group = -mean_k A_k U_k                                 above 0: it doubts what is wrong
     a task of bucket b is drawn in proportion to floor + max(0, mean consistency of b's groups)
 
--mean A U is minus the covariance of doubt and outcome over the outcomes' std: minus the point-biserial correlation,
-times the std of U, which is not divided by, so that few rollouts of nearly equal doubt decide nothing.
-
-Source: uncertainty consistency (arXiv 2601.22595), active learning for few queries: queries whose subjective
-uncertainty agrees with the outcomes are worth most, and picking by uncertainty alone does no better than chance. Only
-the abstract could be read: it has the correlation offline and, online, "a variant computed from normalised advantage
-and subjective uncertainty", strictly negatively correlated with it. The variant above is ours, as is the mean of
-log-probs for the uncertainty. There a query costs an annotation, here the rollouts of its group; so what was learned of
-earlier groups is carried to fresh tasks of their bucket, and nothing is rolled out to be thrown away.
-
-Chosen here as in `eva`: a bucket that was not seen is worth what the best one is, tasks are chosen among `pool` times
-as many, and the family weights of the config still count.
-
-When an episode is a tree, the doubt is the mean over the tokens of all its agents, so that a tree of sure clones under
-a doubting root is sure; the outcome is the root's. A rollout in which nobody spoke is left out. Degenerate cases:
-nothing seen, or no group of both outcomes: `mixture`.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

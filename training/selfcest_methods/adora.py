@@ -1,23 +1,11 @@
-"""`adora`: as another scheme, times `factor` for a group whose right episodes are no longer than its wrong ones.
+"""`adora` scales down the credit of groups whose right episodes are no longer than their wrong ones, after ADORA
+(arXiv 2602.10019). If it works, right episodes grow longer where the extra tokens raise accuracy.
 
     A = A of the scheme `scheme` · (`gain` if the group is favoured, else `factor`)
     by length:      longest right episode > mean length of the wrong ones
     by difficulty:  0 < share of right episodes <= `at_most`
 
-Without a right episode the group is not favoured, by length without a wrong one it is. A wrong episode in which a turn
-was cut by length is left out of the mean.
-
-Source: ADORA (arXiv 2602.10019), by the rule and the factor 0.1 of the released code for text
-(`compute_grpo_outcome_advantage_ADORA`). The paper's second rule, by difficulty, and its weights above 1 (`gain`) are
-in no released code, and where it draws the lines could not be read: that a hard task which somebody solved is favoured
-is ours, as is the half. Open there: a length limit in tokens, here whatever the game cut.
-
-In a tree an episode's length is what `length` says, by default the generated tokens of all its agents;
-`critical_path_tokens` asks for the longest chain instead. The rule pays for length, so it works against a token price.
-A right episode is one whose reward term `term` is above 0, and a reward without that term is an error.
-
-Biased: the weight depends on the returns and lengths that it weighs, and groups are re-weighed. Degenerate case:
-`factor: 1` is the scheme inside, unless `gain` is another number.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,32 +1,12 @@
-"""`aligned`: weights of heuristic reward terms that follow what they do for the primary one.
+"""`aligned` adapts the weights of heuristic reward terms to their effect on the primary one, after behaviour alignment
+(Gupta et al., arXiv 2310.19007). If it works, the weight of a misleading term falls to 0 and the primary reward
+rises.
 
     max over w of E[r_p] under pi_w,   pi_w = argmax over pi of E[r_p + sum_i w_i r_i] - beta KL(pi || pi_0)
     d E[r_p] / d w_i = Cov(r_p, r_i) / beta                               under pi_w, per task
     w_i <- clip(w_i + rate * (corr_i - shrink * w_i), 0, most)            after every step
 
-corr_i is the correlation of r_p and r_i within groups, pooled over those of the step in which r_p differs: the
-covariance, in units in which one `rate` does for tokens and for shares. So a term that is high where the policy is
-right gains weight, one that is high where it is wrong loses it, and one that has nothing to do with it moves by
-chance, or by `shrink` to 0.
-
-Source: behaviour alignment (Gupta et al., NeurIPS 2023, arXiv 2310.19007): a bi-level objective, the outer one the
-primary return of what the inner one, a policy optimiser, makes of the blended reward; heuristics that mislead lose
-their weight. Only the abstract could be read. There the gradient goes through the policy's own parameters and
-optimiser; a schedule never sees these, and here it is in closed form, for an inner problem that it is exact for: a
-policy that may be any distribution over episodes, kept near pi_0. For such a policy it is also the first-order change
-of E[r_p] by a natural gradient step on r_i, so rollouts of the current policy will do for those of pi_w. What is lost:
-how terms interfere through shared parameters, and what an optimiser gets wrong (the paper corrects for biased ones).
-
-The primary term keeps its weight, so the scale of the reward cannot run away; what `terms` begins with is the
-designer's guess. With a credit that divides by a group's std (`grpo`) the balance of terms is another one; `rloo` keeps
-it.
-
-In a tree a term is of the whole tree, as the return is, and a covariance says nothing of who earned it. All that was
-played counts, what a filter drops too. A cost is a negative term: one that is paid by right episodes above all (a token
-price of a policy that must delegate to be right) counts as misleading and goes to 0, where `lagrangian` would keep it.
-Degenerate cases: groups of one, or whose primary term is equal in all, say nothing and are left out, with their spread
-of the heuristics too: else the more tasks are solved, or hopeless, the smaller every correlation would be. A step of
-such groups shrinks alone.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""A bandit that chooses who works next (Zhu et al., SYMPHONY, arXiv 2601.22623, sections 3.3 and 3.5), as a script.
+"""`bandit` lets a bandit choose which instruction works next, after SYMPHONY (Zhu et al., arXiv 2601.22623, sections
+3.3 and 3.5). If it works, later pulls go to the instruction whose answers the judge rates highest.
 
-There, in a tree search over language models of several kinds, who expands next is a bandit's choice: mean reward +
-alpha sqrt(ln N / n). A node's reward is its judged value Z times 1 - H(C), with H the entropy of the judge's
-confidence C, in nats as in the released code. The formula of the bandit was not in the text that could be read, which
-says that its denominator is smoothed; ours is ln(1 + N) / (1 + n). The search here is one level deep, the judge is
-one instruction and not the bandit's choice, and failures are not reflected on. A judgement that cannot be read is a
-pull without a reward, and counted as a script that was not executed. In a tree all clones have the
-same weights, so the arms are instructions and not models, and diversity is of words alone: a labelled contrast to the
-paper.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""A board of what was found (Fioresi et al., Learning to Share, arXiv 2602.05965), for the clones of one parent.
+"""`board` lets clones leave notes for the later clones of the same parent, after Learning to Share (Fioresi et al.,
+arXiv 2602.05965). If it works, later calls repeat less work, and total tokens fall at equal accuracy.
 
-There, teams that work side by side share a memory of keys and texts, a small controller decides which steps are
-admitted, and it is trained with credit for entries that were used, and a penalty for admitting all. Its abstract and
-what others say of it could be read. Here, by the rule that nothing an agent sees depends on a running sibling, a note
-is seen when its whole call has joined: not by teams side by side, but by the clones of the same parent's later calls,
-which is the tree's other place for work that is done twice. Who admits is the policy: a clone writes a note or it
-does not, so admission is learned as all else is, by any credit scheme; a rule bounds the notes that are shown. They
-are shown whole and not by key. Credit for used notes, and the controller, are not here.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,19 +1,9 @@
-"""`budgets`: as another task sampler, and every group is played under a budget of total tokens that is drawn for it.
+"""`budgets` plays every group under a budget drawn for it, as L1 conditions a policy on a length (arXiv 2503.04697).
+If it works, one policy is as good at every budget as a policy that was trained at this budget alone.
 
     total_tokens ~ uniform over `totals`, or log-uniform from the first to the second of `between`;   one draw per group
 
-So that one policy is trained for many budgets, and knows which: it must be shown its budget, which the protocols
-`hermes` and `terse_budget` do. Source: a budget as an input of the policy, as in conditional computation and in
-models that are told how long to think (L1, arXiv 2503.04697, conditions on a length in the prompt by a penalty; here
-the game itself ends at the budget). Drawn per group and not per episode, so that a group baseline compares like with
-like: within a group the return differs by what was played, not by what was allowed. The budget is drawn after the
-task and whatever it is; so a sampler inside that hands out rollouts by success rates (`knapsack`, `v0`) is refused: its
-rates would be means over all budgets, or those of the variant's limit, and never those of the budget that a group gets.
-
-In a tree the budget is the tree's: root and clones pay from nested accounts, and every clone is told its own grant.
-Other limits stay as they are. Draws may not be above the variant's own total_tokens, which bounds contexts and the
-model. A filter that joins groups of one task must keep those of different budgets apart. Degenerate case: one total is
-that limit for all.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

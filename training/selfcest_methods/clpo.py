@@ -1,27 +1,12 @@
-"""`clpo`: tasks that turned out hard get an easier twin, those of medium difficulty another one of their size.
+"""`clpo` gives tasks that turned out hard an easier twin, and medium ones another of their size, after CLPO (arXiv
+2509.25004). If it works, accuracy on hard sizes rises earlier than with `mixture`.
 
     acc(task) = share of its rollouts that are right
     acc <= hard:           a twin of the family and of the next smaller size that is found
     hard < acc <= medium:  a twin of the family and size, with other contents
     else:                  solved, no twin
 
-Source: CLPO (arXiv 2509.25004), its online curriculum (the two thresholds on the accuracy of a group) and its problem
-restructuring (hard problems are simplified, medium ones diversified, and what comes out joins the batch). There the
-policy itself rewrites the problem and keeps its gold answer; here the family's generator makes the twin, and gold is
-the generator's. So what the paper trains besides is left out: the loss of the rewriting (v2), and the penalty towards a
-reference by difficulty (v1), which is the loss term `kl` here, the same for all tasks.
-
-Only the abstract and how the sets are cut could be read, not the values of the thresholds, nor how rewritten problems
-are mixed with others. Chosen here: 0.25 and 0.75; twins of a round come with the next one, in the next step or in the
-same one when a filter asks for more, in the order in which their tasks were proposed, and are at most `share` of it;
-the rest is drawn as ever. A twin has no twin of its own. Twins are searched for among `tries` fresh draws of the family
-(its training part); where there is none, as of the family's smallest size, a fresh task stands in its place. Sizes that
-are no numbers have no order: such a task has no easier twin.
-
-When an episode is a tree, accuracy is the root's and size is the task's: a hard task gets easier by being smaller,
-never by another budget or by fewer clones; for that see `curriculum`. The loss: the distribution of tasks is another
-one; nothing is biased within a task. Degenerate cases: everything solved, or `share: 0`: the tasks of the families'
-weights.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""`critic`: counterfactual credit from learned values, COMA's critic for language models.
+"""`critic` credits a clone's turns by learned values before and after them: COMA's critic for language models. If it
+works, clones learn as with `coma`, at no replayed tokens.
 
     clones: A_t = Q(h after turn t) - V(h before turn t)     roots: rloo
 
-V and Q are value heads (`value_head`) on the policy's own hidden states: of the clone's context up to the turn, or to
-the turn's end, beside that of its parent at the call. V is what the clone's choice could be expected to bring, Q what
-it brings given what it chose: the counterfactual advantage of Foerster et al. (arXiv 1705.08926, section 4), with the
-expectation over the clone's alternatives learned in the place of summed, since its alternatives are all texts. Both are
-fitted on the returns of earlier steps, and on no replay; what they cost is one forward pass over the episodes.
-
-Assumptions: values are linear in the hidden states. With exact values it is unbiased, since E[grad log pi(a | o) R] =
-E[grad log pi(a | o) E[R | o, a]], and whatever the other agents' luck adds to R is gone. With values that miss
-something it misses that part of the gradient: biased. Degenerate case: until it has been fitted once, it is `rloo`.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

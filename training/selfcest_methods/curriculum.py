@@ -1,21 +1,9 @@
-"""`curriculum`: a limit of the game that moves over training; which tasks is left to another sampler.
+"""`curriculum` moves one limit of the game over training, after Train Long, Think Short (arXiv 2508.08940). If it
+works, accuracy under the final limit is higher than in a run that has this limit from the start.
 
     budget = start + (end - start) * progress      progress: step / steps, or the share of `steps` steps that went well
 
-From wide to tight, a policy learns to be right before it learns to be short; from tight to wide, the other way round.
-By `success` a step moves it on if at least `target` of its rollouts, retries of a filter left out, were right, so that
-a budget that cannot be met holds it where it is.
-
-Source: Train Long, Think Short (arXiv 2508.08940), whose budget tightens by steps of a schedule and is a term of the
-reward; here it is the limit itself, which nobody can overrun, and the return is what it was. `success` is ours.
-
-When an episode is a tree, `total_tokens` bounds the whole tree, prompts of clones included: a tight budget forbids
-spreading before it forbids thinking, and `generated_tokens` or `max_clones` are other knobs. Records hold the limits
-that they were played under, so a group baseline compares what had the same. Evaluation is under the variant's own
-limits.
-
-Around another sampler that sets limits the two must set different ones. Degenerate cases: after `steps` it stays at
-`end`. A limit above the variant's is refused: contexts are checked for that.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

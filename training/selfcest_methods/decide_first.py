@@ -1,9 +1,7 @@
-"""An explicit decision to delegate (Lin et al., AdaSearch, arXiv 2512.16883), in two stages.
+"""`decide_first` asks for the decision to delegate in an episode of its own, after AdaSearch (Lin et al., arXiv
+2512.16883). If it works, precision and recall of delegation rise over those of a policy that decides as it works.
 
-Solving is disentangled from the decision to search, and the decision is made explicit, in two stages of training and
-of inference. Only its abstract could be read: the words of the question, and that an unreadable decision delegates,
-are ours. There, to search is to use what the model does not know; here, to delegate is to use clones, so who works
-alone sees the documents. Its F1 is that of `evaluation.decision`: of having had clones, where they earn more.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

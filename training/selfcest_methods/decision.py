@@ -1,21 +1,10 @@
-"""`decision`: credit for one thing alone, whether the root delegates or answers, on the turn in which it says so.
+"""`decision` gives credit to one turn alone: the root's first, in which it delegates or answers, as A2FM and AdaSearch
+train a decision by itself. If it works, the share of delegated instances moves toward the forced choice that earns
+more.
 
     the root's turn 0: A = mean of A_j over the episodes j that decided as this one did;   every other turn is excluded
 
-A_j is that of the scheme `scheme` at the root's first turn. An episode has decided to delegate if that turn was a
-call, and not to if it was anything else. With `average: false` A is the episode's own. With `tokens: n` the first n
-tokens of the turn alone have it, where a model writes first what it will do; the others have 0 (they still enter a KL
-term).
-
-Source: none that defines it; a decision token trained by itself, as the modes of A2FM and the explicit decision of
-AdaSearch are, for delegation as it stands in a trace. Averaging by decision is SALT's (arXiv 2510.20022) with the
-decision as the action.
-
-In a tree the roots of subtrees decide too; only the root's decision counts here. Biased: it is the gradient through
-one turn, as of `per_role` with a frozen role, and with `average` the words of that turn beside the decision get no
-credit of their own. What is averaged is an unbiased estimate for the decision itself if the scheme inside is one.
-Degenerate cases: if all episodes of a group decide alike, the mean over all of them is 0 for a baseline that is the
-group's mean: nothing is learned from such a group; a root without a turn has nothing to credit.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

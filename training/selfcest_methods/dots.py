@@ -1,26 +1,11 @@
-"""`dots`: tasks whose success rate should be near a half, by what came of their neighbours.
+"""`dots` draws tasks whose estimated success rate is near a half, after difficulty-targeted online data selection
+(arXiv 2506.05316). If it works, fewer groups have equal returns, and accuracy rises in fewer steps.
 
     p(b) = (prior / 2 + sum_j a(b, j) s_j) / (prior + sum_j a(b, j) n_j)      over the buckets j seen so far
     a(b, j) = exp(-|log (1 + size_b) - log (1 + size_j)| / width) within a family, `across` between families
     a task of bucket b is drawn with probability in proportion to exp(-|p(b) - target| / temperature)
 
-n_j and s_j are rollouts and successes, earlier steps counting for less.
-
-Source: difficulty-targeted online data selection (arXiv 2506.05316): adaptive difficulty 1 - (mean reward), rolled out
-for a reference set alone and carried over to other prompts by attention between embeddings, with a calibration; then
-sampling by a softmax of the distance to one half. Of its second half, the replay of recent rollouts, see below.
-
-Left open there and chosen here. Tasks are drawn afresh, so the reference set is whatever was rolled out, similarity is
-that of sizes within a family in the place of embeddings, and the calibration is a prior of one half, which also has
-buckets that nobody has seen tried. Tasks are chosen among `pool` times as many, which cost no tokens; so the family
-weights of the config still count. The paper's temperature of 0.001 would take all of a step from one bucket.
-
-Rollout replay is not built. An old group under importance weights would take the check that sampler and learner agree
-from the whole step, be booked as sampled again, and be asked for replays that other weights would play.
-
-When an episode is a tree, success is the root's; a bucket whose trees are dear is not avoided: combine it with a price
-on tokens in the reward, or see `knapsack`. The loss: the distribution of tasks is another one; nothing is biased within
-a task. Degenerate cases: nothing seen, all tasks alike: `mixture`.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,23 +1,10 @@
-"""`downsampled`: the credit of another scheme over the whole group, and so many of its episodes that train.
+"""`downsampled` takes baselines from the whole group and trains on a balanced part of it, after Reinforce-Ada (arXiv
+2510.04996). If it works, hard tasks contribute gradient with the compute of a small group.
 
     A as the scheme `scheme` has it of all N;   n episodes train, half right and half wrong where there are as many;
     all turns of the others are excluded;   reweigh: of s right ones among N, k of which train, each weighs s n / (k N)
 
-Source: the down-sampling of Reinforce-Ada (arXiv 2510.04996, Algorithm 1 and the released code): baselines from all
-samples, a fixed-size group with both outcomes for training. Which episodes is drawn by their seeds.
-
-The loss divides by what the step's first round planned, as always: with n rollouts planned for a task and n trained,
-that is their number. Excluded turns leave the numerator alone, and enter no KL term.
-
-Biased. Half of what trains is right, however rare that is. With two returns, a rate p and large groups the
-expectation keeps its direction within a task and its length is multiplied by n (p^2 + (1-p)^2) / (2 N p (1-p)): tasks
-near 0 and 1 count for more, which is the paper's aim (its later versions derive it from a concave objective). With
-more than two returns the direction changes too. `reweigh` takes that back in expectation given the group: a right
-episode stands for all that were right. What is left then is the factor n / N, which the paper's rounds make random,
-and what stopping early does to the baseline, which nothing here can undo (see the group filter `reinforce_ada`).
-
-A tree trains whole or not at all, as do turns of its replays. Degenerate cases: a group of n or fewer trains whole;
-one without both outcomes trains n of what there is.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

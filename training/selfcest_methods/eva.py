@@ -1,18 +1,10 @@
-"""`eva`: tasks by how much their rollouts differ.
+"""`eva` draws tasks whose rollouts differ most in return, after eva (arXiv 2411.00062). If it works, fewer groups have
+equal returns, and the return rises in fewer steps.
 
     a task of bucket b is drawn in proportion to floor + info(b)
     info = gap: best return less worst      mean_gap: best less mean      variance: of the returns;   means over groups
 
-Source: eva (arXiv 2411.00062), informativeness as the worst optimal advantage |min A*| of a prompt's responses, which
-is `gap`; `mean_gap` and `variance` are among the alternatives that it compares. The paper evolves the prompts that were
-chosen by a model; here generators draw fresh ones of the same bucket, whose gold is known.
-
-Left open there and chosen here: informativeness is kept per bucket. One that was not seen is taken to be as informative
-as the most informative. Tasks are chosen among `pool` times as many, so the family weights of the config still count.
-
-When an episode is a tree its return is the team's, token prices included: two trees that are both right and differ in
-cost are informative too, which success alone would not see. Degenerate cases: nothing seen, or all returns equal:
-`mixture`.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

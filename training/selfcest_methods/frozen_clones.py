@@ -1,19 +1,9 @@
-"""`frozen_clones`: as another scheme, but for the first `steps` steps clones take no part in the loss.
+"""`frozen_clones` keeps clones out of the loss in the first steps, after PARL (Kimi K2.5, arXiv 2602.02276). If it
+works, the root learns when to delegate while accuracy of clones stays, and both improve afterwards.
 
     A as the scheme `scheme` has it;   steps 0 to `steps` - 1: every clone's turn is excluded;   from then on none
 
-Source: PARL (Kimi K2.5's report, arXiv 2602.02276, Agent Swarm), which trains the orchestrator with frozen
-sub-agents, since otherwise an outcome says little of who was right and the two chase each other. The report freezes
-them for good; here they join in, since both are to be trained.
-
-In a tree every agent below the root is a clone, one that delegates in its turn too. Roots and clones share weights,
-so what is frozen is clones' tokens in the loss: how clones behave still moves with the root's updates. Denominators
-count episodes or a constant and do not notice (rule 8). Steps are the learner's: with rollouts ahead the step that
-updates counts, not the one that played. What is asked for does not depend on the step (`LearningAssigner`), so
-replays of a scheme inside are paid for while clones are frozen; choose one without any.
-
-Biased while clones are frozen, against the gradient of the return by all turns: it is that of roots' turns alone.
-From then on it is the scheme inside. Degenerate case: `steps: 0` is the scheme inside.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,29 +1,12 @@
-"""`hapo`: the return against the mean over the group's tokens, and less of it, or more, by the entropy of each token.
+"""`hapo` scales each token's advantage by its entropy, after HAPO (Liu et al., arXiv 2509.16591). If it works, entropy
+falls more slowly than with `grpo`, and accuracy ends higher.
 
     A_k = (R_k - m) / (max(s, std_floor) + epsilon),   m, s: mean and std of R over all tokens of the group
     A_t = A_k (1 + beta h_t) if h_t <= 0 and |ratio_t - 1| < neutral,
           A_k (1 + beta h_t) if h_t > 0 and |ratio_t - 1| >= neutral (never at lag 0, see below),   else A_k
     h = ln H - its pivot quantile over all tokens of the step, divided on each side of 0 by its extreme: in [-1, 1]
 
-So on policy, where every ratio of the learner to the sampler is 1, tokens of low entropy get less, down to 0 for the
-lowest with `beta: 1`, and the others all of it; where the learner has moved away, tokens of high entropy get more. The
-ratio is that before a step's first update, not of every mini-batch: with one mini-batch or many, under `max_staleness:
-0` it is 1 but for rounding, and the second of these never comes about.
-
-Source: HAPO (Liu et al. 2025, arXiv 2509.16591), "token-level group average" and "differential advantage
-redistribution", by the released code (starriver030515/HAPO, `compute_hapo_outcome_advantage`, `compute_entropy_h`,
-`ada_advantage`): population std, a group with any |A| >= `limit` falls back to `grpo`, pivot 0.8 and beta 1 as in its
-recipes. There the scale of low entropies is negative, which makes h positive on both sides; here h is negative below
-the pivot, as the paper's text has it. `std_floor` is ours (0 is the usual form), and `neutral` is half of a
-clip range of 0.2. The two other parts, temperature
-and clipping by entropy, are a sampler's and a loss's, and are not here.
-
-In a tree a group's tokens are those of all agents: an episode weighs in the mean by the tokens of root and clones
-together, so one that spawns many pulls the baseline towards its return. Entropies are ranked whoever wrote the token.
-
-Biased: the baseline has the episode's own return and length in it, and what a token gets depends on its entropy.
-Degenerate cases: equal returns give 0 everywhere; equal entropies give h = 0 and so the first line alone; of a group
-of one a config error.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

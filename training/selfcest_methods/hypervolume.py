@@ -1,28 +1,10 @@
-"""`hypervolume`: weights of reward terms that grow in a step after which more of the objectives' space is dominated.
+"""`hypervolume` raises the weights of reward terms after a step that dominates more of the objectives' space, after
+hypervolume-guided weights (Lu et al., arXiv 2509.11452). If it works, the front of accuracy and cost moves out in
+both.
 
     weight = terms[name] · (0.5 + 1.5 tanh(scale · dHV)),   dHV = HV(front and the step's point) - HV(front)
 
-HV is the volume between `reference` and what the points dominate. A point is the mean of every objective over a
-step's episodes, each as its gain over the reference: of a cost (reference - x) / reference, of a reward term x -
-reference; a gain below 0 counts as 0. A point with a gain in HV joins the front. So the factor is 0.5 while
-nothing new is reached, which is most of the time, and below 2 whatever is. Gains of costs and of shares are at most 1,
-so with `scale: 1` it is at most 0.5 + 1.5 tanh 1 = 1.64; as the front fills up gains shrink, and a larger `scale`
-raises small ones.
-
-Source: hypervolume-guided weight adaptation (Lu et al. 2025, arXiv 2509.11452) by its released code
-(yining610/dynamic-reward-weighting, `hypervolumn_contribution.py`): the factor, the slicing, and that it multiplies
-the whole reward, with preferences fixed. There the point is the accuracy and the costs on a validation set, here
-those of the rollouts, which a schedule is shown; there objectives have their own units, here they are relative, so
-that one dimension's unit does not decide.
-
-The factor multiplies the terms under `terms`. All of them named, it scales the reward, and with it the step, as in
-the source; a scheme that divides by a group's std (`grpo`) takes that out again but for its floor, so use `rloo`.
-Costs alone named, it moves the balance: costs weigh more while the frontier moves.
-
-In a tree the objectives are `correct`, `total_tokens` (all agents) and `critical_path_tokens` (the longest chain),
-say: a tree can gain in the one cost what it loses in the other. With rollouts ahead a step has the weights of the
-steps that were rolled out before it. Degenerate cases: the first step has factor 1, as in the source; a point outside
-the reference in one objective has no volume. Volumes are exact and recursive: for a handful of objectives.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,24 +1,10 @@
-"""`knapsack`: rollouts go where they are expected to teach most, for the tokens of a uniform allocation.
+"""`knapsack` distributes rollouts by their expected value and price, after Knapsack RL (arXiv 2509.25849). If it
+works, more groups have both outcomes for the tokens of a uniform allocation.
 
     value of N rollouts of a task with success rate p = (1 - p^N - (1-p)^N) * p (1-p)^2
     maximise the sum of values, with the sum of N * (tokens of a rollout) at most group_size * (tokens of all tasks)
 
-The first factor is the probability that the group has both outcomes, else a group baseline is told nothing; the second
-is what the success rate is expected to gain, to first order, largest at p = 1/3.
-
-Source: Knapsack RL (arXiv 2509.25849), its value ProbNonZeroGradient x InfoGain, and the released code for rates of 0
-and 1: these get the fewest rollouts, and tasks of rate 0 what the others are not expected to need, N of log(1 - 0.9) /
-log max(p, 1 - p) each; without tasks of rate 0 it all goes to the others. All at rate 1: uniform.
-
-Left open there and chosen here. Rates are of buckets, not of prompts; one within `edge` of 0 or 1 counts as that, since
-a discounted rate never comes back to it. Costs are tokens, where the paper counts rollouts: of the *whole tree*, so
-that a task which the policy has learned to spread over eight clones gets fewer rollouts than one that it answers alone
-at the same rate. Tokens are counted in units of a whole number of tokens, costs rounded up, so that the table has at
-most `resolution` columns; with a budget below it the optimum is exact. A bucket that was not seen gets `group_size`.
-
-What it changes in the loss: an episode weighs the same whatever its group, so a task counts by its rollouts, and the
-gradient is that of a distribution of tasks moved towards the middle. Within a task nothing is biased: how many rollouts
-there are depends on earlier steps alone.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,25 +1,11 @@
-"""`lagrangian`: the weight of one reward term is the multiplier of a bound on the mean of something.
+"""`lagrangian` sets the weight of a reward term by dual ascent on a bound, after RCPO (Tessler et al., arXiv
+1805.11074) and PID Lagrangian methods (arXiv 2007.03964). If it works, the bounded mean settles at its bound, and
+the return is the highest that the bound allows.
 
     error = (mean x - at_most) / |at_most|   or   (at_least - mean x) / |at_least|     (over the step's episodes)
     integral <- clip(integral + rate · error, 0, most);   weight = clip(integral + proportional · error, 0, most)
 
-x is `measure`: a cost of an episode (`total_tokens`, `critical_path_tokens`, ...) or the unweighted value of a reward
-term. "At most B tokens on average": `term: token_cost, measure: total_tokens, at_most: B`. "Accuracy at least a at
-the least cost": `term: correct, measure: correct, at_least: a`, beside a token cost of weight 1.
-
-Source: dual ascent on the multiplier of a constrained problem, as in RCPO (Tessler et al., arXiv 1805.11074, section
-4); the proportional part is that of PID Lagrangian methods (Stooke et al., arXiv 2007.03964, section 4), which damps
-the oscillation of the integral alone. They leave the scale of the error open: here it is relative to the bound, so
-that one `rate` does for tokens and shares alike; a bound of 0 divides by nothing.
-
-In a tree a cost is that of the whole tree (or its longest chain), and the bound holds on average over episodes of all
-families and budgets that are drawn; what no cost counts is not bounded. What was played counts, whatever a filter
-makes of it, and so do rollouts that a filter asked for again by outcomes: the mean is over what was paid for.
-With rollouts ahead the multiplier moves with the rollouts. With a credit that divides by a group's std (`grpo`)
-the balance of terms is another one than the multiplier says; `rloo` keeps it.
-
-Degenerate cases: a bound that always holds brings the weight to 0, one that cannot hold to `most`. A term that pays
-nothing (price 0, or `only_when_correct` with no right answer) moves nobody, and the weight runs to `most`.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

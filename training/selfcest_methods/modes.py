@@ -1,10 +1,7 @@
-"""Three modes: instant, reasoning, agentic (Chen et al., A2FM, arXiv 2510.12838), chosen for every task.
+"""`modes` chooses an instant, a reasoning or an agentic mode for every task, after A2FM (Chen et al., arXiv
+2510.12838). If it works, easy tasks cost fewer tokens and hard ones keep their accuracy.
 
-A model classifies a task, and then plays it in one of three modes. From the released `infer_main.py`: the
-classification ends with a tag before anything else is written, an unreadable one is an error, and a mode can be
-forced. Here an unreadable one is `otherwise`, since a sweep goes on; the tag is an episode of its own; and agentic is
-the game with clones and reading, as the limits allow them. Instant has no tools, one turn and few tokens; reasoning
-has no tools.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

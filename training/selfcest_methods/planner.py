@@ -1,11 +1,7 @@
-"""A planner over workers with roles (Zhang et al., AgentOrchestra, arXiv 2506.12508), as a script.
+"""`planner` lets a planning clone hand parts to clones with roles and revise its plan, after AgentOrchestra (Zhang et
+al., arXiv 2506.12508). If it works, accuracy on tasks of several hops is above that of a single call.
 
-A planning agent decomposes a task, hands parts to specialised agents, and revises the plan by what they bring back.
-Its abstract could be read. Here the planner is a clone that is asked again after every round, sees what has been
-found, and writes lines `ROLE: part`, or `done: answer`; a round's lines are one call. An answer may have several lines.
-A plan that names no role ends the planning, and if it names no answer either, the script was not executed. In a tree
-roles are instructions to the same weights, tools are those of the game, and a worker may delegate where `max_depth`
-lets it.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,23 +1,10 @@
-"""`reinforce_ada`: further rollouts of a task, round by round, until it has enough of both outcomes.
+"""`reinforce_ada` rolls a task out again until it has enough of both outcomes, after Reinforce-Ada (arXiv 2510.04996).
+If it works, hardly any group has equal returns, and hard tasks are learned earlier.
 
     balanced: a task is done with n/2 right and n - n/2 wrong rollouts     positive: with a right one
     those that are not are rolled out again, at most `max_rounds` rounds in all; a group is all rollouts of its task
 
-Source: Reinforce-Ada (arXiv 2510.04996), its sequential sampling with the exits Reinforce-Ada-balance and -pos, and the
-released code (4 rounds). Learn from its groups with the credit scheme `downsampled`: the baseline then is of all
-rollouts and n of them train, as in the paper. Without, all of them train.
-
-Left open there and chosen here. It is a filter, so that any task sampler may choose the tasks; a later round has as
-many rollouts of a task as its first had. A task that is not done in the last round is kept as it is: without both
-outcomes a group baseline gives it 0, and it has been paid for either way. A task that was drawn twice is one group.
-
-Its bias. When to stop depends on the outcomes, so the group's mean is no fair estimate of the success rate: with one
-rollout a round and `positive` the mean of 1 / N is above p, and a step that ends by the first success has exactly one.
-A baseline of others' returns then is not independent of an episode's own actions either: whether there *are* others
-depends on it. That no scheme of credit can take back; `test_sampling.py` computes both exactly for two outcomes.
-
-When an episode is a tree, a rollout is the whole tree, and a rollout of a task that spreads costs more: rounds are
-bounded in number, not in tokens. Degenerate cases: with `max_rounds` 1 it is `all`.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,24 +1,10 @@
-"""`salt`: where episodes of a group took the same step in the same state, its advantage is the mean of theirs.
+"""`salt` averages the advantages of equal steps in equal states within a group, after SALT (Li et al., arXiv
+2510.20022). If it works, steps that right and wrong episodes share get less credit, and accuracy rises in fewer
+steps.
 
     A_t = mean of A_u over the turns u of the group's episodes with (agent path, state, action) of t
 
-A is that of the scheme `scheme`. The state is all that the agent has been shown and has done so far (of what it was
-shown the last `history` blocks, if that is set), the action what a turn came to: the objectives and keys of its call,
-the keys it read, the answer it gave, the fault. What it thought by the way is no part of either, so two turns that
-lead to one action by different words are one step.
-
-Source: SALT (Li et al. 2025, arXiv 2510.20022): the trajectories of a prompt as a graph, in which shared steps have
-their advantages averaged and distinct ones keep their own. Open there for us: how much of the past makes two states
-equal (`history` null, all of it, is the strictest), and what of a generation is the action (what the game made of
-it). In a tree the nodes carry the agent's path, so that a clone is compared with the same clone of other episodes.
-Clones of one episode are never averaged with one another.
-
-Bias: with `thoughts: true` a step is the text itself, and with all of the past two such turns have the same
-log-probs: averaging moves credit between equal gradients and changes nothing, on policy and with the constant
-denominator. So all that SALT changes it changes by merging what is not the same: it takes credit from the words
-between the steps, which is a bias where later turns heed those words (they stand in the context), and less noise
-where they do not. Hence the promise; it is that of the scheme inside at best. Degenerate cases: no step in common is
-the scheme inside. A turn with an advantage per token, or one that a replay played, is left as it is.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

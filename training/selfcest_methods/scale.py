@@ -1,11 +1,7 @@
-"""Selective allocation (Xiao et al., SCALE, arXiv 2512.00466): decompose, assess, think only where it is hard.
+"""`scale` decomposes a task, rates each part and thinks only about hard ones, after SCALE (Xiao et al., arXiv
+2512.00466). If it works, accuracy is that of thinking about every part, for fewer tokens.
 
-A problem is decomposed into sequential parts, the difficulty of each is assessed, routine parts go to system 1 and
-hard ones to system 2, and they are solved in order, each with the results of those before it. Its abstract and what
-others say of its figure 1 could be read: difficulty is a score with a threshold. Ours are the scale from 0 to 10;
-that what cannot be read is hard, and counted as a script that was not executed; that system 1 is one clone told to
-answer at once and system 2 several clones told to think, whose majority counts; and that a task without a readable plan
-is one part. In a tree the parts' difficulties are judged side by side, and the work on a part is a call of its own.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

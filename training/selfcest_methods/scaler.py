@@ -1,23 +1,12 @@
-"""`scaler`: each family has a difficulty that follows the policy's frontier, and families that teach no more rest.
+"""`scaler` moves the difficulty of each family with the policy's accuracy, after SCALER (arXiv 2601.04809). If it
+works, accuracy in training stays near the target while the difficulty rises.
 
     d <- clip(d + clip(gain * (accuracy - target), -max_move, max_move), 0, top)      after every round, per family
     accuracy = (1 - f) acc(floor d) + f acc(ceil d), f = d - floor d; a task is of level ceil d with probability f
     a family leaves the active set after `stuck` rounds in a row without a right rollout, after `saturated` rounds in a
     row at its top, or when its d has not risen over the last `window` rounds (slope of a line through them <= 0)
 
-Source: SCALER (arXiv 2601.04809), its in-environment difficulty controller and environment curation; gain 2, target
-0.5, max_move 1, stuck and saturated 5 and window 50 are those of the released code. There the one that comes in its
-place is drawn among all others; here among those that rest, uniformly, since what is active need not come twice.
-
-Left open there and chosen here. A level is options of the family's source: `knobs` names for each family the options
-that are set, and the values of its lowest and highest level, as {options: [min_cells, max_cells], low: 2, high: 16}.
-Sources are remade with these options, and keep to the training part. A family without a knob has one level: it is
-drawn as the config has it, and leaves only when it is stuck. Among active families the config's weights decide, where
-the paper has equal shares. Without `active` all families stay.
-
-When an episode is a tree, accuracy is the root's. A level that a tree can reach and a single agent cannot is harder in
-tokens too, which the frontier does not see: the variant's budget does, and a level beyond it has accuracy 0 and is
-left. Degenerate cases: the step's rounds are rounds here too; a round without a task of the family moves nothing.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

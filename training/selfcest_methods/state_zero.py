@@ -1,19 +1,9 @@
-"""`state_zero`: every turn, the return against what the task promised before anybody acted.
+"""`state_zero` takes the predicted return of a task as the baseline, after V_0 (arXiv 2602.03584). If it works, groups
+of one learn, with a variance near that of `rloo`.
 
     A_k = R_k - V(task, budget);   V: ridge regression of returns on what is known of a task, fitted on earlier steps
 
-Source: V_0 (arXiv 2602.03584), a value at state zero as the baseline in the place of a group's mean. There a large
-model is trained once, for all policies, and told of the policy by examples of what it has solved lately. Here a small
-one is fitted anew after every step, on what was solved lately: its examples are its data.
-
-Unbiased: the prediction rests on the task, the limits and earlier steps alone, on nothing that anybody did in the
-episode. It needs no other rollouts, so a group of one learns too, and a group whose returns are all equal is told
-whether that is more than was to be expected. What it misses of a task's difficulty stays in the variance, where a
-group's mean would take it off.
-
-When an episode is a tree there is one state zero, the root's, before the first call: clones get the root's baseline,
-and their own luck, and their siblings', stays in. Degenerate cases: before its first fit it is `rloo`, and the return
-itself in a group of one.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

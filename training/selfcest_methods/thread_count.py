@@ -1,10 +1,7 @@
-"""Conditioning on a number of threads (Pan et al., Adaptive Parallel Reasoning, arXiv 2504.15466).
+"""`thread_count` tells the policy its number of clones, after Adaptive Parallel Reasoning (Pan et al., arXiv
+2504.15466). If it works, a policy trained for it spawns more clones at a higher number, and its accuracy rises.
 
-Compute is controlled by conditioning the policy on the number of child threads of a parent. `spawn_join` scripts the
-call and so has no choice to condition; here the policy calls by itself, its prompt says the number, and the limits
-hold it. The paper's demonstrations have as many threads as they are told; a policy that was not trained so reads an
-upper bound. In a tree the number is an agent's account of clones: the root's is the whole, and a clone that may
-delegate is told its own share. To train a policy so, the protocols `hermes_clones` and `terse_clones` say the same.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

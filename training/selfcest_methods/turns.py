@@ -1,14 +1,7 @@
-"""Turn control (Gao and Peng, More with Less, arXiv 2510.16786): a fixed limit of turns, or one that can be extended.
+"""`turn_limit` and `turn_extension` tell agents a limit of turns, fixed or extensible, after More with Less (Gao and
+Peng, arXiv 2510.16786). If it works, turns and tokens fall at equal accuracy.
 
-Against an agent without a limit the paper sets a fixed limit, told after every turn, and a limit that is extended on
-demand. The limit is a percentile of the turns that unlimited agents took, the 75th by its choice. Its abstract and
-what others say of it could be read and not its sections, so how an agent asks is ours: a line `More turns: N` in a
-turn.
-
-An extension has no price of its own. It costs the words that ask for it, the reminders, and the turns themselves, all
-charged to the agent's account; and a turn that can still be extended keeps room for a notice and one more answer, so
-asking never leads where the account cannot follow. In a tree a limit is of every agent and not of the tree: a clone
-has as many turns as its root, and what it asks for is its own.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
-"""`v0`: as `knapsack`, with success rates that a small model predicts from what is known before anybody acts.
+"""`v0` is `knapsack` with success rates predicted from the task, after V_0 (arXiv 2602.03584). If it works, it
+allocates well at sizes and budgets that it has not seen.
 
     p(task) = logistic regression on family, size, documents and budget, fitted on earlier steps
 
-Source: V_0 (arXiv 2602.03584), its use as an allocator of rollouts; the allocation itself is that of `knapsack`. There
-a large model is trained once and told of the policy by what it has solved lately; here `TaskValue` is fitted anew after
-every step on what was solved lately. It is also a baseline, the credit scheme `state_zero`, and a router between
-strategies of evaluation, `v0_router`.
-
-Against `knapsack` it says something of sizes and budgets that were never seen, from their neighbours of the family, and
-gets along with fewer rollouts of each; but it is wrong where success is no smooth function of the logarithm of size.
-When an episode is a tree the success is the root's, and costs are of whole trees and by bucket, as in `knapsack`.
-Degenerate cases: before its first fit every task gets `group_size`; predictions are seldom 0 or 1, so what `knapsack`
-does there rarely comes about.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,21 +1,10 @@
-"""`v0_router`: each task goes to the strategy that is worth most, by what came of the strategies on other tasks.
+"""`v0_router` hands each task to the strategy with the highest predicted worth, after V_0 (arXiv 2602.03584). If it
+works, its reward is above that of every single strategy.
 
     worth(strategy, task) = p(strategy, task) - price * units(strategy, task) / 1000
     p, units: regressions (logistic, linear) on family, size, number of documents and budget, one each per strategy
 
-Source: V_0 (arXiv 2602.03584), its use as a router: a value at state zero says, before anybody acts, which of several
-models is expected to do the task, and the most cost-effective one is asked. There a large model is told of each one's
-ability by a history of tasks and outcomes; here that history is the data of a small regression, `TaskValue`, the same
-as that of the task sampler `v0` and the credit `state_zero`. Of the router only the abstract could be read: the price
-in accuracy per thousand units, and that of equals the one named first is asked, are ours.
-
-The history is a file of results, of an earlier study that played the same strategies under the same names with the same
-policy, on other instances (another `task_seed`). An instance that stands in it is refused: its outcome would be known.
-So the router looks at no grade of what it plays, and is no oracle. It is fitted once and learns nothing while it plays.
-
-When an episode is a tree, the outcome is the root's answer and units are those of the whole tree, and of all episodes
-of a strategy that plays several; routing decides between kinds of trees before there is one. Degenerate cases: without
-a history, or where all are worth the same, the first strategy plays everything.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""`wideseek`: the advantage of `grpo` for every agent, and every agent of an episode with the same weight in the loss.
+"""`wideseek` gives every agent of an episode the same weight in the loss, after WideSeek-R1 (arXiv 2602.04634). If it
+works, training stays stable when the number of clones grows.
 
     A_t = A_k, with weight loss_denominator_tokens / (N_k * T_a), for every token t of agent a
 
-N_k is the number of agents of episode k that took a turn, T_a the number of tokens that agent a generated. Under the
-`constant` denominator the loss is then the mean over episodes of the mean over agents of the mean over their tokens.
-
-Source: WideSeek-R1 (arXiv 2602.04634), a lead agent and subagents of one shared model: the same group-normalised
-advantage for all, averaged on the level of agents and of tokens. The factors that its released code calls `agent_level`
-and `turn_level` multiply to these weights.
-
-Biased: besides the division by the standard deviation, an agent's tokens weigh the less the more it or its siblings'
-number grows, which its own actions decide. Degenerate cases: an episode without clones is a mean over its tokens.
+docs/methods.md has what the paper leaves open and what was chosen here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Instances that a server's fault left unplayed, however often they were tried.
+"""Retries of failed episodes, and the instances that could not be played in any try.
 
-They are no wrong answers. Every strategy is measured without them, so that comparisons stay paired; and since what
-fails is rarely random (the long ones ask more often), it is said beside what an accuracy over all instances could be.
+Such an instance is no wrong answer. It is left out of every strategy, so that comparisons stay paired. Failures are
+rarely random, since long episodes ask a server more often. So the report also has bounds of the accuracy over all
+instances.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from selfcest_eval.play.results import Result, ResultKey, Unplayable
 
 
 class RetryingPlayer(Player):
-    """Asks another player again for episodes that an infrastructure failure hit, and for none twice.
+    """Lets another player retry the episodes that an infrastructure failure hit; other episodes are played once.
 
     Args:
         player: who plays; it is not closed with this one.
@@ -59,36 +60,44 @@ class RetryingPlayer(Player):
 
 
 def leave_out(results: Iterable[Result], unplayable: Sequence[Unplayable]) -> list[Result]:
-    """The results on instances that every strategy could be played on, at every budget with every seed."""
-    gone = {_instance(one.place) for one in unplayable}
-    return [result for result in results if _instance(result.place) not in gone]
+    """Return the results on instances that every strategy has played, at every budget and with every seed."""
+    left_out = {_instance(item.place) for item in unplayable}
+    return [result for result in results if _instance(result.place) not in left_out]
 
 
 def unplayable_lines(
     results: Sequence[Result], unplayable: Sequence[Unplayable], label: Callable[[str], str] = str
 ) -> list[str]:
-    """Lines on each eval set with left-out instances: what each strategy lacks, and the bounds of its accuracy."""
+    """Return lines on each eval set with instances that are left out.
+
+    The first says how many, and the others what each strategy lacks, and between which bounds its accuracy lies.
+    """
     lines = []
     policies = [result for result in results if result.place.style is None]
-    for eval_set in dict.fromkeys(one.place.eval_set for one in unplayable):
+    for eval_set in dict.fromkeys(item.place.eval_set for item in unplayable):
         name = " ".join(eval_set)
-        here = [one for one in unplayable if one.place.eval_set == eval_set]
-        gone = {one.place.task_id for one in here}
-        there = {result.place.task_id for result in policies if result.place.eval_set == eval_set}
+        failed = [item for item in unplayable if item.place.eval_set == eval_set]
+        failed_tasks = {item.place.task_id for item in failed}
+        played_tasks = {result.place.task_id for result in policies if result.place.eval_set == eval_set}
         lines.append(
-            f"{name}: {len(gone)} of {len(gone | there)} instances could not be played and are left out of "
-            f"every strategy, the first because {here[0].why}"
+            f"{name}: {len(failed_tasks)} of {len(failed_tasks | played_tasks)} instances could not be played and are "
+            f"left out of every strategy, the first because {failed[0].why}"
         )
-        places = [*(result.place for result in policies), *(one.place for one in here)]
+        places = [*(result.place for result in policies), *(item.place for item in failed)]
         for strategy, budget in dict.fromkeys((p.strategy, p.budget) for p in places if p.eval_set == eval_set):
             where = (eval_set, strategy, budget)
-            known = [one.grade.correct for one in policies if _where(one.place) == where]
-            lost = sum(_where(one.place) == where for one in here)
-            low, high = sum(known) / (len(known) + lost), (sum(known) + lost) / (len(known) + lost)
-            over = f"{low:.3f} to {high:.3f}, were they all wrong or all right" if lost else f"{low:.3f}"
+            grades = [result.grade.correct for result in policies if _where(result.place) == where]
+            num_failed = sum(_where(item.place) == where for item in failed)
+            num_instances = len(grades) + num_failed
+            # All failed instances wrong, and all of them right.
+            lowest = sum(grades) / num_instances
+            highest = (sum(grades) + num_failed) / num_instances
+            accuracy = f"{lowest:.3f}"
+            if num_failed:
+                accuracy += f" to {highest:.3f}, were they all wrong or all right"
             lines.append(
-                f"{name}, {at_most(budget)}, {label(strategy)}: {lost} of {len(known) + lost} not played; "
-                f"accuracy over all instances {over}"
+                f"{name}, {at_most(budget)}, {label(strategy)}: {num_failed} of {num_instances} not played; "
+                f"accuracy over all instances {accuracy}"
             )
     return lines
 

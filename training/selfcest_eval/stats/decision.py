@@ -93,30 +93,43 @@ class Decisions:
 
 
 def outcome_of(result: Result) -> InstanceOutcome:
-    """Of a whole result of a study. Raises `ConfigError` if its task has no size or its episode no reward."""
+    """Return the outcome of a result with its episodes.
+
+    Raises:
+        ConfigError: the task has no size, or the episode no reward.
+    """
     episode = result.episodes[result.chosen]
-    size, reward = episode.task.metadata.get("size"), episode.team_return
+    size = episode.task.metadata.get("size")
+    reward = episode.team_return
     if not isinstance(size, int) or reward is None:
         raise ConfigError(f"{result.place.family} {result.place.size}: a task without a size has no threshold to find")
-    tokens = sum(one.cost.total_tokens for one in result.episodes)
+    tokens = sum(sample.cost.total_tokens for sample in result.episodes)
     return InstanceOutcome(size, episode.cost.clones > 0, result.grade.correct, reward, tokens)
 
 
 def choices(results: Iterable[Result], free: str, always: str, never: str) -> list[Choice]:
-    """Instances that three strategies of a study have played, paired by cell, budget, seed and task.
+    """Pair the instances that three strategies of a study have played, by eval set, budget, seed and task.
 
-    Raises `ConfigError` if an instance lacks one of the three.
+    Raises:
+        ConfigError: an instance lacks one of the three.
     """
-    found: dict[str, dict[tuple[str, str, int | None, int, str], InstanceOutcome]] = {free: {}, always: {}, never: {}}
+    outcomes: dict[str, dict[tuple[str, str, int | None, int, str], InstanceOutcome]] = {
+        free: {},
+        always: {},
+        never: {},
+    }
     for result in results:
         place = result.place
-        if place.strategy in found:
+        if place.strategy in outcomes:
             key = (place.family, place.size, place.budget, place.seed, place.task_id)
-            found[place.strategy][key] = outcome_of(result)
-    for name, played in found.items():
-        if played.keys() != found[free].keys() or not played:
-            raise ConfigError(f"strategy '{name}' has played {len(played)} instances, '{free}' {len(found[free])}")
-    return [Choice(found[free][key], found[always][key], found[never][key]) for key in found[free]]
+            outcomes[place.strategy][key] = outcome_of(result)
+    for name, played in outcomes.items():
+        if played.keys() != outcomes[free].keys() or not played:
+            raise ConfigError(
+                f"strategy '{name}' has played {len(played)} instances, '{free}' {len(outcomes[free])}; expected "
+                "the same instances: play the study to its end"
+            )
+    return [Choice(outcomes[free][key], outcomes[always][key], outcomes[never][key]) for key in outcomes[free]]
 
 
 def means(outcomes: Sequence[InstanceOutcome]) -> Means:
@@ -132,29 +145,34 @@ def means(outcomes: Sequence[InstanceOutcome]) -> Means:
 def best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
     """The size from which on to delegate, and its mean reward; of equally good ones the largest, infinite first."""
     total = math.fsum(choice.never.reward for choice in played)
-    best, threshold = total, math.inf
+    best = total
+    threshold = math.inf
+    # From the largest size down, each step lets the instances of one more size delegate.
     for size in sorted({choice.free.size for choice in played}, reverse=True):
         total += math.fsum(choice.gain for choice in played if choice.free.size == size)
         if total > best:
-            best, threshold = total, size
+            best = total
+            threshold = size
     return threshold, best / len(played)
 
 
 def judge(played: Sequence[Choice]) -> Decisions:
-    """All of `Decisions` for one or more instances."""
-    threshold, reward = best_threshold(played)
+    """Return what the choices on one or more instances were worth."""
+    threshold, threshold_reward = best_threshold(played)
     free = means([choice.free for choice in played])
-    apart = [choice for choice in played if choice.gain]
-    hits = sum(choice.gain > 0 and choice.free.delegated for choice in apart)
-    worth, made = sum(choice.gain > 0 for choice in apart), sum(choice.free.delegated for choice in apart)
+    # Where both choices earn the same there is nothing to decide.
+    decisive = [choice for choice in played if choice.gain]
+    num_hits = sum(choice.gain > 0 and choice.free.delegated for choice in decisive)
+    num_worth = sum(choice.gain > 0 for choice in decisive)
+    num_delegated = sum(choice.free.delegated for choice in decisive)
     return Decisions(
         free=free,
         always=means([choice.always for choice in played]),
         never=means([choice.never for choice in played]),
         threshold=threshold,
-        threshold_reward=reward,
-        regret=reward - free.reward,
-        precision=hits / made if made else None,
-        recall=hits / worth if worth else None,
-        f1=2 * hits / (made + worth) if made + worth else None,
+        threshold_reward=threshold_reward,
+        regret=threshold_reward - free.reward,
+        precision=num_hits / num_delegated if num_delegated else None,
+        recall=num_hits / num_worth if num_worth else None,
+        f1=2 * num_hits / (num_delegated + num_worth) if num_delegated + num_worth else None,
     )

@@ -22,7 +22,7 @@ MEANING = (
 
 @dataclass(frozen=True)
 class ForcedTriple:
-    """Strategies of a study with the same weights: the policy's own choice, and both forced."""
+    """The labels of three strategies with the same weights: the policy's own choice, and both forced choices."""
 
     free: str
     always: str
@@ -30,20 +30,23 @@ class ForcedTriple:
 
 
 def find_forced_triples(config: StudyConfig) -> list[ForcedTriple]:
-    """Every strategy that decides by itself and whose policy plays both forced choices as well."""
-    found: dict[str, dict[type[Strategy], str]] = {}
-    explicit: list[tuple[str, str]] = []
+    """Return every strategy that chooses by itself and whose weights also play both forced choices."""
+    # Strategies with the same weights, sampling, limits and families are comparable.
+    label_by_kind: dict[str, dict[type[Strategy], str]] = {}
+    deciding_first: list[tuple[str, str]] = []
     for label, spec in config.strategies.items():
         key = f"{config.policy_of(label)} {config.temperature_of(label)} {dict(spec.limits)} {spec.families}"
         kind = find_strategy(spec.name or label)
-        found.setdefault(key, {})[Strategy if kind is DelegatingStrategy else kind] = label
-        explicit += [(key, label)] if kind.decides_first else []
-    free = [(key, same[Strategy]) for key, same in found.items() if Strategy in same] + explicit
-    return [
-        ForcedTriple(label, found[key][AlwaysDelegates], found[key][NeverDelegates])
-        for key, label in free
-        if {AlwaysDelegates, NeverDelegates} <= found[key].keys()
-    ]
+        label_by_kind.setdefault(key, {})[Strategy if kind is DelegatingStrategy else kind] = label
+        if kind.decides_first:
+            deciding_first.append((key, label))
+    choosing = [(key, labels[Strategy]) for key, labels in label_by_kind.items() if Strategy in labels]
+    triples = []
+    for key, label in [*choosing, *deciding_first]:
+        labels = label_by_kind[key]
+        if AlwaysDelegates in labels and NeverDelegates in labels:
+            triples.append(ForcedTriple(label, labels[AlwaysDelegates], labels[NeverDelegates]))
+    return triples
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Decided:
     """What one policy decided on one family under one budget.
 
     Attributes:
-        triple, family, budget: which.
-        sizes: choices by size, as the study's cells have them, of all seeds.
-        seeds: what they were worth, by seed.
+        triple, family, budget: the strategies and what they played.
+        sizes: choices of all seeds, by the size of the eval set.
+        seeds: what the choices were worth, by seed.
     """
 
     triple: ForcedTriple
@@ -64,37 +67,39 @@ class Decided:
 
     @property
     def shares(self) -> list[float]:
-        """Delegated, by size."""
+        """Share of instances that the policy delegated, by size."""
         return [means([choice.free for choice in played]).delegated for played in self.sizes.values()]
 
 
 def decided(config: StudyConfig, results: Iterable[Result]) -> list[Decided]:
-    """Every triple on every family whose tasks have a size. `results` are whole: with their episodes."""
-    results, found = list(results), []
+    """Return the decisions of every triple on every family whose tasks have a size.
+
+    Args:
+        config: of the study.
+        results: the study's results with their episodes.
+    """
+    results = list(results)
+    decisions = []
     for triple in find_forced_triples(config):
         names = (triple.free, triple.always, triple.never)
-        own = [r for r in results if r.place.strategy in names and r.place.style is None]
-        places = dict.fromkeys((result.place.family, result.place.budget) for result in own)
-        for family, budget in places:
-            here = [r for r in own if (r.place.family, r.place.budget) == (family, budget)]
-            if all(isinstance(r.episodes[r.chosen].task.metadata.get("size"), int) for r in here):
-                sizes = {
-                    size: choices([r for r in here if r.place.size == size], triple.free, triple.always, triple.never)
-                    for size in dict.fromkeys(r.place.size for r in here)
-                }
-                seeds = {
-                    seed: judge(
-                        choices([r for r in here if r.place.seed == seed], triple.free, triple.always, triple.never)
-                    )
-                    for seed in sorted({r.place.seed for r in here})
-                }
-                found.append(Decided(triple, family, budget, sizes, seeds))
-    return found
+        of_triple = [r for r in results if r.place.strategy in names and r.place.style is None]
+        for family, budget in dict.fromkeys((r.place.family, r.place.budget) for r in of_triple):
+            played = [r for r in of_triple if (r.place.family, r.place.budget) == (family, budget)]
+            if not all(isinstance(r.episodes[r.chosen].task.metadata.get("size"), int) for r in played):
+                continue
+            choices_by_size = {}
+            for size in dict.fromkeys(r.place.size for r in played):
+                choices_by_size[size] = choices([r for r in played if r.place.size == size], *names)
+            decisions_by_seed = {}
+            for seed in sorted({r.place.seed for r in played}):
+                decisions_by_seed[seed] = judge(choices([r for r in played if r.place.seed == seed], *names))
+            decisions.append(Decided(triple, family, budget, choices_by_size, decisions_by_seed))
+    return decisions
 
 
-def decision_section(found: Sequence[Decided]) -> str:
-    """As Markdown; empty if no policy's choices were forced."""
-    blocks = [_block(item) for item in found]
+def decision_section(decisions: Sequence[Decided]) -> str:
+    """Return the section as Markdown; empty if no policy's choices were forced."""
+    blocks = [_block(item) for item in decisions]
     return "\n\n".join([MEANING, *blocks]) if blocks else ""
 
 
@@ -107,8 +112,10 @@ def _block(item: Decided) -> str:
         "|---|---|---|---|",
     ]
     for size, played in item.sizes.items():
-        ways = ([getattr(choice, way) for choice in played] for way in ("free", "always", "never"))
-        lines.append(f"| {size} | " + " | ".join(map(_shown, ways)) + " |")
+        columns = []
+        for way in ("free", "always", "never"):
+            columns.append(_format_means([getattr(choice, way) for choice in played]))
+        lines.append(f"| {size} | " + " | ".join(columns) + " |")
     lines += [
         "",
         "| seed | reward | - always | - never | best threshold | regret | precision | recall | F1 |",
@@ -124,6 +131,6 @@ def _block(item: Decided) -> str:
     return "\n".join(lines)
 
 
-def _shown(outcomes: Sequence[InstanceOutcome]) -> str:
+def _format_means(outcomes: Sequence[InstanceOutcome]) -> str:
     mean = means(outcomes)
     return f"{mean.delegated:.2f} / {mean.accuracy:.2f} / {mean.tokens:.0f} / {mean.reward:.2f}"

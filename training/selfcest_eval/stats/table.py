@@ -1,4 +1,4 @@
-"""Stored results to points: accuracy and costs by cell, strategy and budget, instance by instance."""
+"""Turns stored results into points: accuracy and costs by eval set, strategy and budget, instance by instance."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -18,11 +19,11 @@ from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 
 @dataclass(frozen=True)
 class Curves:
-    """Everything that was measured on one cell.
+    """Everything that was measured on one eval set.
 
     Attributes:
-        family, size, shift: the cell.
-        task_ids, seeds: what the rows and columns of every point are.
+        family, size, shift: of the eval set.
+        task_ids, seeds: the rows and columns of every point.
         strategies: points by strategy, in the order of budgets.
     """
 
@@ -43,77 +44,89 @@ class Curves:
 
 
 def curves_of(results: Iterable[Result]) -> list[Curves]:
-    """Curves by cell. Raises `RecordError` that names what a strategy lacks that another has."""
-    cells: dict[tuple[str, str], list[Result]] = {}
+    """Return the curves of each eval set. Raises `RecordError` that names the results that a strategy lacks."""
+    policies: dict[tuple[str, str], list[Result]] = {}
     experts: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        (cells if result.place.style is None else experts).setdefault(result.place.eval_set, []).append(result)
-    return [_curves(found, experts.get(cell, ())) for cell, found in cells.items()]
+        by_eval_set = policies if result.place.style is None else experts
+        by_eval_set.setdefault(result.place.eval_set, []).append(result)
+    return [_curves(of_set, experts.get(eval_set, ())) for eval_set, of_set in policies.items()]
 
 
 def _curves(results: Sequence[Result], experts: Sequence[Result]) -> Curves:
     place = results[0].place
-    found = {(r.place.strategy, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
+    result_at = {(r.place.strategy, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
     tasks = tuple(dict.fromkeys(r.place.task_id for r in results))
     seeds = tuple(dict.fromkeys(r.place.seed for r in results))
-    costs = list(dict.fromkeys(cost for r in results for cost in r.costs or ()))
+    costs: dict[str, None] = {}  # an ordered set: the order in which results name their costs
+    for result in results:
+        costs |= dict.fromkeys(result.costs or ())
     measured = _measured(results)
     curves: dict[str, list[Point]] = {}
     for strategy, budget in dict.fromkeys((r.place.strategy, r.place.budget) for r in results):
-        missing = [(t, s) for t in tasks for s in seeds if (strategy, budget, t, s) not in found]
+        missing = [(t, s) for t, s in product(tasks, seeds) if (strategy, budget, t, s) not in result_at]
         if missing:
             raise RecordError(
                 f"{place.family} {place.size}: {strategy} at budget {budget} has no result for {len(missing)} "
-                f"instances that others have, as {missing[0][0]} with seed {missing[0][1]}"
+                f"instances that others have, as {missing[0][0]} with seed {missing[0][1]}; play the study to its end "
+                "with --resume"
             )
-        rows = [[found[strategy, budget, task, seed] for seed in seeds] for task in tasks]
-        here = [r for r in experts if (r.place.strategy, r.place.budget) == (strategy, budget)]
-        point = replace(_point(budget, rows, costs, measured), perfect_execution=_perfect_execution(here, tasks))
+        played = [result_at[strategy, budget, task, seed] for task, seed in product(tasks, seeds)]
+        of_experts = [r for r in experts if (r.place.strategy, r.place.budget) == (strategy, budget)]
+        point = _point(budget, played, len(tasks), list(costs), measured)
+        point = replace(point, perfect_execution=_perfect_execution(of_experts, tasks))
         curves.setdefault(strategy, []).append(point)
     for points in curves.values():
         points.sort(key=lambda point: point.order)
     return Curves(place.family, place.size, place.shift, tasks, seeds, curves)
 
 
-def _point(budget: int | None, rows: Sequence[Sequence[Result]], costs: Sequence[str], scores: Sequence[str]) -> Point:
-    results = [result for row in rows for result in row]
+def _point(
+    budget: int | None, results: Sequence[Result], num_tasks: int, costs: Sequence[str], scores: Sequence[str]
+) -> Point:
+    """Return the point of results that are ordered by task and then by seed."""
 
-    def values(found: Iterable[float]) -> Values:
-        return np.array(list(found), dtype=float).reshape(len(rows), -1)
+    def to_array(values: Iterable[float]) -> Values:
+        return np.array(list(values), dtype=float).reshape(num_tasks, -1)
 
+    executed = None
+    if any(result.executed is not None for result in results):
+        executed = to_array(math.nan if r.executed is None else r.executed for r in results)
     return Point(
         budget,
-        values(r.grade.correct for r in results),
-        {cost: values(math.nan if r.costs is None else r.costs[cost] for r in results) for cost in costs},
+        to_array(r.grade.correct for r in results),
+        {cost: to_array(math.nan if r.costs is None else r.costs[cost] for r in results) for cost in costs},
         Counter(r.grade.note for r in results if r.grade.note),
-        {name: values(r.scores[name] for r in results) for name in scores},
+        {name: to_array(r.scores[name] for r in results) for name in scores},
         Counter(r.ending for r in results),
-        None
-        if all(r.executed is None for r in results)
-        else values(math.nan if r.executed is None else r.executed for r in results),
+        executed,
     )
 
 
 def _perfect_execution(results: Sequence[Result], tasks: Sequence[str]) -> dict[Style, PerfectExecution]:
-    """By style; an expert plays an instance the same whatever the seed of the policy."""
-    found: dict[Style, dict[str, Result]] = {}
+    """Return the costs of each style's expert, which plays an instance the same whatever the policy's seed."""
+    result_by_task: dict[Style, dict[str, Result]] = {}
     for result in results:
         if result.place.style is not None:
-            found.setdefault(result.place.style, {})[result.place.task_id] = result
-    points = {}
-    for style, played in found.items():
-        right = {task: r for task, r in played.items() if r.costs is not None}
-        names = dict.fromkeys(name for r in right.values() for name in r.costs or ())
-        costs = {
-            name: np.array([(right[task].costs or {})[name] if task in right else math.nan for task in tasks])
-            for name in names
-        }
-        points[style] = PerfectExecution(costs, Counter(r.lifted for r in right.values() if r.lifted))
-    return points
+            result_by_task.setdefault(result.place.style, {})[result.place.task_id] = result
+    executions = {}
+    for style, played in result_by_task.items():
+        # The costs of a play with a mistake are stored as None.
+        costs_by_task = {task: r.costs for task, r in played.items() if r.costs is not None}
+        names: dict[str, None] = {}
+        for task_costs in costs_by_task.values():
+            names |= dict.fromkeys(task_costs)
+        costs = {}
+        for name in names:
+            values = [costs_by_task[task][name] if task in costs_by_task else math.nan for task in tasks]
+            costs[name] = np.array(values)
+        lifted = Counter(r.lifted for r in played.values() if r.costs is not None and r.lifted)
+        executions[style] = PerfectExecution(costs, lifted)
+    return executions
 
 
 def _measured(results: Sequence[Result]) -> list[str]:
-    """The scores that say something of a cell: the grader's if some credit is partial, support if all tasks say it."""
+    """Return the scores worth a column: the grader's if some credit is partial, support if all tasks have it."""
     partial = any(result.grade.score != result.grade.correct for result in results)
     shared = [name for name in SCORES if all(name in result.scores for result in results)]
     return [name for name in shared if partial or name != "score"]
@@ -121,7 +134,7 @@ def _measured(results: Sequence[Result]) -> list[str]:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of the table: a strategy at a budget on a cell. `point` has its counts."""
+    """One line of the table: a strategy at a budget on an eval set. `point` has its counts."""
 
     curves: Curves
     strategy: str
@@ -133,42 +146,44 @@ class TableRow:
 
 
 def rows_of(curves: Curves, resampler: Resampler) -> list[TableRow]:
-    """Rows by budget, then strategy."""
-    rows = [
-        TableRow(
-            curves,
-            strategy,
-            point,
-            resampler.share(point.correct),
-            {cost: resampler.estimate(values) for cost, values in point.costs.items()},
-            {name: resampler.estimate(values) for name, values in point.scores.items()},
-            None if point.executed is None else resampler.share(point.executed),
-        )
-        for strategy, points in curves.strategies.items()
-        for point in points
-    ]
+    """Return the rows of an eval set, by budget and then by strategy."""
+    rows = []
+    for strategy, points in curves.strategies.items():
+        for point in points:
+            accuracy = resampler.share(point.correct)
+            costs = {cost: resampler.estimate(values) for cost, values in point.costs.items()}
+            scores = {name: resampler.estimate(values) for name, values in point.scores.items()}
+            executed = None if point.executed is None else resampler.share(point.executed)
+            rows.append(TableRow(curves, strategy, point, accuracy, costs, scores, executed))
     return sorted(rows, key=lambda row: row.point.order)
 
 
 def by_family(cells: Sequence[Curves]) -> list[Curves]:
-    """Curves by family, the instances of all its sizes together."""
+    """Return the curves of each family, with the instances of all its sizes together."""
     families: dict[str, list[Curves]] = {}
     for curves in cells:
         families.setdefault(curves.family, []).append(curves)
-    return [_pooled(found) for found in families.values()]
+    return [_pooled(of_family) for of_family in families.values()]
 
 
 def _pooled(cells: Sequence[Curves]) -> Curves:
     first = cells[0]
-    points = {
-        strategy: [_stacked([curves.strategies[strategy][i] for curves in cells]) for i in range(len(points))]
-        for strategy, points in first.strategies.items()
-    }
-    ids = tuple(f"{curves.size} {task_id}" for curves in cells for task_id in curves.task_ids)
-    return Curves(first.family, "all sizes" if len(cells) > 1 else first.size, "in", ids, first.seeds, points)
+    points = {}
+    for strategy, of_first in first.strategies.items():
+        points[strategy] = [
+            _stacked([curves.strategies[strategy][position] for curves in cells]) for position in range(len(of_first))
+        ]
+    task_ids: list[str] = []
+    for curves in cells:
+        # Two sizes may have a task of the same id.
+        task_ids += [f"{curves.size} {task_id}" for task_id in curves.task_ids]
+    size = "all sizes" if len(cells) > 1 else first.size
+    return Curves(first.family, size, "in", tuple(task_ids), first.seeds, points)
 
 
 def _stacked(points: Sequence[Point]) -> Point:
-    names = dict.fromkeys(name for point in points for name in point.costs)
+    names: dict[str, None] = {}
+    for point in points:
+        names |= dict.fromkeys(point.costs)
     costs = {name: np.concatenate([point.cost(name) for point in points]) for name in names}
     return Point(points[0].budget, np.concatenate([point.correct for point in points]), costs)
