@@ -1,8 +1,8 @@
 """Process rewards: a judge of single turns, as a reward term.
 
-A judge sees one turn and what its agent had seen by then: never the outcome, a sibling, or what came later. So what a
-turn is given cannot be moved by a turn that it does not descend from, on which `to_go` rests. It is asked about all
-turns of a rollout at once, and about equal ones once: replays keep most of their episode's.
+A judge sees one turn and its agent's past, but neither the outcome, nor a sibling, nor a later turn. So the reward of
+a turn depends only on the turns that it descends from, which the credit scheme `to_go` requires. A judge gets all turns
+of a rollout in one call, and equal turns once: replays keep most turns of their episode.
 
     @dataclass(frozen=True)
     class Politeness(ProcessTerm):
@@ -31,14 +31,13 @@ from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord, Turn
 from selfcest_env.structure import to_builtins
 from selfcest_env.types import Fault, Outcome, Role, Status, Task, TurnKey
 
-REMEMBERED = 200_000  # judgements of earlier calls: some tens of megabytes
+REMEMBERED = 200_000  # cached judgements of earlier calls, some tens of megabytes
 Named = tuple[AgentRecord, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class PastTurn:
-    """An earlier turn of the agent: what it wrote, what came of it, and of a call a reply for each objective, `None`
-    where there was none."""
+    """An earlier turn of the agent: its text, its outcome, and the reply to each objective of its call."""
 
     text: str
     outcome: Outcome
@@ -48,7 +47,7 @@ class PastTurn:
 
 @dataclass(frozen=True)
 class ProcessStep:
-    """One turn, as far as it may be judged.
+    """One turn with everything that a judge may see.
 
     Attributes:
         task: of the episode, ground truth included.
@@ -97,13 +96,13 @@ class ProcessTerm(ABC):
             del self._judged[name]
         for name in list(islice(self._judged, max(0, len(self._judged) - REMEMBERED))):
             del self._judged[name]
-        self._judge_new([(record, _named(record)) for record in records])
+        self._judge_new([(record, _digest_turns(record)) for record in records])
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
         """Raises `InfrastructureError` if a step was left unjudged; the next `prepare` has it judged again."""
         if len(self._judged) > 2 * REMEMBERED:  # of somebody who prepares nothing
             self.prepare([record])
-        named = list(_named(record))
+        named = list(_digest_turns(record))
         self._judge_new([(record, named)])
         return {agent.agent_id: tuple(map(self._known, names)) for agent, names in named}
 
@@ -123,19 +122,21 @@ class ProcessTerm(ABC):
                 new.update({name: (record, agent, i) for i, name in enumerate(names) if name not in self._judged})
         if not new:
             return
-        said: Sequence[float | InfrastructureError]
+        judgements: Sequence[float | InfrastructureError]
         try:
-            said = self.judge([_make_step(*place) for place in new.values()])
+            judgements = self.judge([_make_step(*place) for place in new.values()])
         except InfrastructureError as error:
-            said = [error] * len(new)
-        found = [value if isinstance(value, InfrastructureError) else float(value) for value in said]
-        if len(found) != len(new):
-            raise ValueError(f"{type(self).__name__}.judge gave {len(found)} numbers for {len(new)} steps")
-        for value, (record, agent, turn) in zip(found, new.values(), strict=True):
+            judgements = [error] * len(new)
+        values = [value if isinstance(value, InfrastructureError) else float(value) for value in judgements]
+        if len(values) != len(new):
+            raise ValueError(
+                f"{type(self).__name__}.judge gave {len(values)} numbers for {len(new)} steps; expected one for each"
+            )
+        for value, (record, agent, turn) in zip(values, new.values(), strict=True):
             if isinstance(value, float) and not math.isfinite(value):
                 key = TurnKey(record.episode_id, agent.agent_id, turn)
                 raise ValueError(f"{type(self).__name__}.judge gave {value} for {key}; expected a finite number")
-        self._judged.update(zip(new, found, strict=True))
+        self._judged.update(zip(new, values, strict=True))
 
     @cached_property
     def _judged(self) -> dict[bytes, float | InfrastructureError]:
@@ -143,7 +144,7 @@ class ProcessTerm(ABC):
 
 
 def sum_turns(turns: ByTurn) -> float:
-    """What the turns of all agents add up to."""
+    """Return the sum over the turns of all agents."""
     return math.fsum(value for values in turns.values() for value in values)
 
 
@@ -152,7 +153,8 @@ def _make_step(record: EpisodeRecord, agent: AgentRecord, index: int) -> Process
         PastTurn(turn.generation.text, turn.facts.outcome, turn.facts.fault, _replies(record, turn))
         for turn in agent.turns[:index]
     )
-    turn, last = agent.turns[index], index == len(agent.turns) - 1
+    turn = agent.turns[index]
+    is_last = index == len(agent.turns) - 1
     return ProcessStep(
         record.task,
         agent.depth,
@@ -163,29 +165,36 @@ def _make_step(record: EpisodeRecord, agent: AgentRecord, index: int) -> Process
         turn.facts.outcome,
         turn.facts.fault,
         turn.facts.generated_tokens,
-        agent.status if last else None,
+        agent.status if is_last else None,
     )
 
 
 def _replies(record: EpisodeRecord, turn: Turn) -> tuple[str | None, ...]:
-    children, refused = iter(turn.facts.children), turn.facts.refused
-    asked = len(turn.facts.children) + len(refused)
-    return tuple(None if place in refused else record.by_id[next(children)].reply for place in range(asked))
+    """Return the reply to each objective of a turn's call; `None` where a clone was refused or did not reply."""
+    children = iter(turn.facts.children)
+    refused = turn.facts.refused
+    num_objectives = len(turn.facts.children) + len(refused)
+    return tuple(
+        None if position in refused else record.by_id[next(children)].reply for position in range(num_objectives)
+    )
 
 
-def _named(record: EpisodeRecord) -> Iterator[Named]:
-    """Every agent with a name for each of its turns: the same for equal steps of equal tasks, and for no others."""
+def _digest_turns(record: EpisodeRecord) -> Iterator[Named]:
+    """Yield every agent with a digest for each of its turns. Digests are equal only for equal steps of equal tasks."""
     task = _digest(to_builtins(record.task))
     for agent in record.agents:
-        seen, names = _digest(task.hex(), agent.depth, agent.objective, agent.shared_context), []
+        digests = []
+        # A chain of digests: of the past before a turn, then of the turn, then with the replies that it got.
+        past = _digest(task.hex(), agent.depth, agent.objective, agent.shared_context)
         for index, turn in enumerate(agent.turns):
-            facts, last = turn.facts, index == len(agent.turns) - 1
-            wrote = _digest(seen.hex(), turn.generation.text, facts.outcome, facts.fault, facts.generated_tokens)
-            names.append(_digest(wrote.hex(), agent.status if last else None))
-            seen = _digest(wrote.hex(), _replies(record, turn))
-        yield agent, names
+            facts = turn.facts
+            is_last = index == len(agent.turns) - 1
+            step = _digest(past.hex(), turn.generation.text, facts.outcome, facts.fault, facts.generated_tokens)
+            digests.append(_digest(step.hex(), agent.status if is_last else None))
+            past = _digest(step.hex(), _replies(record, turn))
+        yield agent, digests
 
 
-def _digest(*said: object) -> bytes:
-    text = json.dumps(said, sort_keys=True).encode("utf-8", "surrogatepass")
+def _digest(*values: object) -> bytes:
+    text = json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).digest()

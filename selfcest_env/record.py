@@ -33,7 +33,7 @@ class Generation:
     """The policy's side of one turn.
 
     Attributes:
-        text: what the game parsed.
+        text: the generated text that the game parsed.
         finish_reason: whether the sampler stopped by itself.
         prompt_ids: ids that the environment appended to the context just before this turn, and only those: the context
             of turn t is the concatenation of all earlier `prompt_ids` and `token_ids` and this `prompt_ids`.
@@ -72,7 +72,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the game knows of a turn, and what the policy produced."""
+    """One turn: the facts that the game knows, and the generation of the policy."""
 
     facts: TurnFacts
     generation: Generation
@@ -114,7 +114,7 @@ class AgentRecord:
 
     @property
     def failed(self) -> bool:
-        """True if it played and no answer of its reached its parent (for the root: the user)."""
+        """True if it played and no answer of it reached its parent (for the root: the user)."""
         return self.status is not Status.ANSWERED and not self.absent
 
     @property
@@ -147,24 +147,22 @@ class AgentRecord:
     @property
     def context_ids(self) -> tuple[int, ...]:
         """All ids of its context in order, as the sampler saw and produced them."""
-        return tuple(
-            token
-            for turn in self.turns
-            for ids in (turn.generation.prompt_ids, turn.generation.token_ids)
-            for token in ids
-        )
+        ids: list[int] = []
+        for turn in self.turns:
+            ids += turn.generation.prompt_ids
+            ids += turn.generation.token_ids
+        return tuple(ids)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How a cost is read off an episode.
+    """How a cost is computed from episodes.
 
     Attributes:
-        of: its value for one episode.
-        over_samples: its value for several episodes on one task, of theirs: `sum`, or `max` where they could run side
-            by side.
-        in_series: the same where each had to wait for the one before; `None`: as `over_samples`.
-        compared: whether strategies are compared at equal values of it. Counts are only shown.
+        of: returns the cost of one episode.
+        over_samples: combines the costs of several episodes on one task: `sum`, or `max` if they can run in parallel.
+        in_series: combines them if each episode waits for the one before; `None`: as `over_samples`.
+        compared: whether strategies are compared at equal values of this cost. Counts are only reported.
     """
 
     of: Callable[[EpisodeRecord], float]
@@ -357,28 +355,31 @@ _STORED_VARIANT = "wording"  # the key of `EpisodeRecord.prompt_variant` in stor
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """The record as plain JSON values, with the number of the format."""
+    """Convert a record to JSON values, with the number of the format."""
     values: dict[str, Any] = to_builtins(record)
     values[_STORED_VARIANT] = values.pop("prompt_variant")  # still the last key
     return {"format": FORMAT, **values}
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
-    """Inverse of `to_json`; records of earlier formats are read, those of format 1 with terms that all weigh 1,
-    those before 5 with a prompt variant that is not known.
+    """Read a record from JSON values; the inverse of `to_json`.
 
-    Raises `RecordError` that names the field, or the format if it is a later one.
+    Records of earlier formats are read too. All terms of a record of format 1 have weight 1, and the prompt variant of
+    a record before format 5 is `None`.
+
+    Raises:
+        RecordError: a field is wrong, or the format is a later one.
     """
-    found: object = data
-    if isinstance(found, Mapping):  # anything else is refused as a record
-        found = {key: value for key, value in data.items() if key != "format"}
+    values: object = data
+    if isinstance(data, Mapping):  # `structure` refuses anything else
+        values = {key: value for key, value in data.items() if key != "format"}
         if (number := data.get("format", 1)) not in range(1, FORMAT + 1):
             raise RecordError(f"record.format is {number!r}; expected 1 to {FORMAT}: read it with a later version")
         if number < 5:
-            found.setdefault(_STORED_VARIANT, None)
-        if _STORED_VARIANT in found:
-            found["prompt_variant"] = found.pop(_STORED_VARIANT)
-    return structure(found, EpisodeRecord, place="record", error=RecordError)
+            values.setdefault(_STORED_VARIANT, None)
+        if _STORED_VARIANT in values:
+            values["prompt_variant"] = values.pop(_STORED_VARIANT)
+    return structure(values, EpisodeRecord, place="record", error=RecordError)
 
 
 def read_json_lines(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[tuple[int, Any]]:

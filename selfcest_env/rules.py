@@ -1,4 +1,4 @@
-"""The rules one episode is played by: limits, protocol, and what the environment's own text costs at most."""
+"""The rules of an episode: limits, protocol, and upper bounds on the tokens of the environment's own text."""
 
 from __future__ import annotations
 
@@ -22,29 +22,34 @@ from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, 
 
 
 class Rules:
-    """Limits, protocol and counter of a set of episodes; prices are worked out once and remembered.
+    """Limits, protocol and token counter of a set of episodes. Prices are computed once and cached.
 
     Attributes:
         prompt_variant: names of the variants that `with_variant` has put around the protocol, innermost first.
-        max_turns: of one agent, extensions included, `None` if unlimited.
+        max_turns: turns of one agent, extensions included; `None` if unlimited.
 
-    Raises `ConfigError` for a protocol that tells agents of more turns than there are, or that has some members of an
-    optional kind and lacks others.
+    Raises:
+        ConfigError: the protocol promises more turns than `max_turns`, or implements an optional capability in part.
     """
 
     def __init__(
         self, limits: Limits, protocol: PromptFormat, counter: TokenCounter, *, prompt_variant: tuple[str, ...] = ()
     ) -> None:
-        self.limits, self.protocol, self.counter, self.prompt_variant = limits, protocol, counter, prompt_variant
         check_capabilities(protocol)
+        self.limits = limits
+        self.protocol = protocol
+        self.counter = counter
+        self.prompt_variant = prompt_variant
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
         self._under: dict[Limits, Rules] = {}
         self._variants: dict[tuple[type, str], Rules] = {}
-        self.turn_control, self._board = find_capability(protocol, ControlsTurns), find_capability(protocol, KeepsBoard)
+        self.turn_control = find_capability(protocol, ControlsTurns)
+        self._board = find_capability(protocol, KeepsBoard)
         self.max_turns = limits.max_turns
         if self.turn_control is not None:
-            turns, extension = self.turn_control.turns, self.turn_control.extension
+            turns = self.turn_control.turns
+            extension = self.turn_control.extension
             if turns < 1 or extension < 0 or limits.max_turns is None or turns + extension > limits.max_turns:
                 raise ConfigError(
                     f"max_turns is {limits.max_turns}, and agents are told of {turns} turns and {extension} more for "
@@ -53,9 +58,10 @@ class Rules:
             self.max_turns = turns + extension
 
     def with_variant(self, prompt_variant: PromptVariant | None) -> Rules:
-        """The same game with this said around its protocol.
+        """Return the same game with a prompt variant around its protocol; `None` returns these rules.
 
-        Raises `ConfigError` for a prompt variant that records could not name, or that hides what the protocol offers.
+        Raises:
+            ConfigError: records could not name the variant, or it hides a capability of the protocol.
         """
         if prompt_variant is None:
             return self
@@ -73,7 +79,7 @@ class Rules:
         return self._variants[key]
 
     def with_limits(self, limits: Limits) -> Rules:
-        """The same game under other limits: one object for each, so that prices stay remembered."""
+        """Return the same game under other limits. Equal limits return one object, so that prices stay cached."""
         if limits == self.limits:
             return self
         if limits not in self._under:
@@ -82,51 +88,54 @@ class Rules:
 
     @property
     def answer_tokens(self) -> int:
-        """What an agent keeps for one more answer. No answer is free: a reserve of 0 still keeps one token, so what the
-        environment writes into a context is always followed by a turn and no cost is lost from the record."""
+        """The tokens that an agent keeps for one more answer: `answer_reserve`, but at least 1.
+
+        With one token kept, a turn follows every block that the environment writes, so the record holds all costs.
+        """
         return max(1, self.limits.answer_reserve)
 
     def turns(self, extra: int) -> int | None:
-        """Turns that an agent may take in all which has been given so many more."""
+        """Return the number of turns of an agent with `extra` additional turns; `None` if unlimited."""
         return self.max_turns if self.turn_control is None else self.turn_control.turns + extra
 
     def more_turns(self, extra: int, text: str) -> int:
-        """`extra` with what a turn asks for, as far as the extension goes."""
+        """Return `extra` plus the turns that a text asks for, at most the extension."""
         if self.turn_control is None:
             return extra
         return min(extra + max(0, self.turn_control.asked(text)), self.turn_control.extension)
 
     def with_reminder(self, message: Message, left: int | None) -> Message:
-        """The message before a turn, of which there are so many left."""
+        """Return the message with a reminder of the turns left, if the protocol controls turns."""
         return message if self.turn_control is None or left is None else self.turn_control.remind(message, left)
 
     @property
     def keeps_board(self) -> bool:
-        """Whether a new clone may be shown something of replies that have joined."""
+        """Whether new clones are shown notes from replies that have joined."""
         return self._board is not None
 
     def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
-        """What a new clone is shown of the replies of its parent's clones that have joined."""
+        """Return the documents that a new clone is shown, from the joined replies of its parent's earlier clones."""
         return {} if self._board is None else self._board.board(replies)
 
     def _reminders(self, message: Message) -> tuple[Message, ...]:
-        """All that a message can become."""
+        """Return the message with each reminder that it can get."""
         if self.turn_control is None or self.max_turns is None:
             return (message,)
         return tuple(self.turn_control.remind(message, left) for left in range(self.max_turns))
 
     @cached_property
     def notice_tokens(self) -> int:
-        """Most tokens that a line about a fault can have."""
-        return max(
-            self.counter.count((message,), boundary)
-            for fault in Fault
-            for message in self._reminders(self.protocol.fault(fault))
-            for boundary in (Boundary.AFTER_STOP, Boundary.AFTER_LENGTH)
-        )
+        """The maximum tokens of a line about a fault."""
+        prices: list[int] = []
+        for fault in Fault:
+            for message in self._reminders(self.protocol.fault(fault)):
+                # After a cut generation the block must also close the turn, which may cost more.
+                prices.append(self.counter.count((message,), Boundary.AFTER_STOP))
+                prices.append(self.counter.count((message,), Boundary.AFTER_LENGTH))
+        return max(prices)
 
     def reply_bound(self, num_replies: int) -> int:
-        """Most tokens that the message with this many replies can have: its template and every reply at its limit."""
+        """Return the maximum tokens of a message with this many replies: its template plus each reply at its limit."""
         if num_replies not in self._reply_bounds:
             self._reply_bounds[num_replies] = self._bound_replies(num_replies)
         return self._reply_bounds[num_replies]
@@ -136,7 +145,8 @@ class Rules:
             messages = self._reminders(self.protocol.replies(replies))
             return max(self.counter.count((message,), Boundary.AFTER_STOP) for message in messages)
 
-        failures: list[Fault | Status] = [Fault.PROMPT_TOO_LONG, *(s for s in Status if s.is_terminal)]
+        # A reply may also be a failure, whose text can be longer than `reply_tokens`.
+        failures: list[Fault | Status] = [Fault.PROMPT_TOO_LONG, *(status for status in Status if status.is_terminal)]
         longest_failure = max(price(Reply(failure=failure)) for failure in failures) - price(Reply(""))
         template = price(*[Reply("")] * num_replies)
         return template + num_replies * max(self.limits.reply_tokens or 0, longest_failure)
@@ -150,8 +160,16 @@ class Rules:
         clones: int | None = None,
         board: Mapping[str, str] | None = None,
     ) -> Brief:
-        """What a clone at this depth is told; `grant` and `clones` are those of its account, `board` is shown to it
-        before its own documents and gives it no key."""
+        """Return the brief of a clone.
+
+        Args:
+            depth: its depth in the tree.
+            objective: its objective.
+            documents: shared documents by key.
+            grant: total tokens of its account, `None` if unlimited.
+            clones: clones of its account, `None` if unlimited.
+            board: documents shown before its own. It cannot name their keys.
+        """
         limits = self.limits
         return Brief(
             Role.CLONE,
@@ -165,10 +183,11 @@ class Rules:
         )
 
     def smallest_call(self, depth: int, board: Mapping[str, str] | None = None) -> Amounts:
-        """Least that an agent at this depth needs to delegate at all: one clone with an empty objective that is shown
-        the board and may say one token, its reply, and one more answer.
+        """Return the amounts of the smallest call by an agent at this depth.
 
-        A lower bound where a protocol tells a clone its grant or its clones in digits: both are priced as 0.
+        They cover one clone with an empty objective, which sees the board and generates one token, its reply, and one
+        more answer of the parent. This is a lower bound where a protocol writes the clone's grant or number of clones
+        in digits: both are priced as 0.
         """
         if board:
             return self._price_call(depth, board)

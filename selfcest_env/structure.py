@@ -1,15 +1,16 @@
-"""Plain values to typed ones: the one way to check a value, and the one way to say what is wrong with it.
+"""Typed values from plain ones: the project's one validator, and the one source of its validation messages.
 
-`structure` takes what JSON, YAML or a caller gives and makes what a type asks for: dataclasses from mappings, tuples
-from lists, enums and literals from their values. Nothing else is converted: a bool is no number, "5" is no number, 2.0
-is no whole number; an int where a float is asked for becomes one, and one value becomes a list where `OrOne` allows
-it. Bounds stand on the field they bound,
+`structure` converts values of JSON, YAML or a caller to a type: mappings to dataclasses, lists to tuples, and values to
+enums and literals. Nothing else is converted: a bool is no number, "5" is no number, and 2.0 is no whole number. Two
+exceptions: an int becomes a float where the type is float, and one value becomes a list where `OrOne` allows it. Bounds
+stand in the annotation of their field,
 
     rank: Annotated[int, AtLeast(1)] = 16
     cap: Annotated[float, AtLeast(1), ".inf: not truncated"] = 2.0
 
-where a text is a note for the message. They hold when a value is read and, in a dataclass that is `Checked`, however it
-is made. Every message reads `place.key is VALUE; expected X`, and names the nearest key or choice for a misspelt one.
+where a text is a note for the message. Bounds are checked when a value is read. A `Checked` dataclass checks them
+whenever an instance is made. Every message reads `place.key is VALUE; expected X`. It names the nearest key or choice
+for a misspelt one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _Read = Callable[[Any], Any]
 
 
 class Bound:
-    """What a value must hold. `str` of it goes on after "expected a number"."""
+    """A condition on a value. Its `str` completes a message that begins with "expected a number"."""
 
     def holds(self, value: Any) -> bool:
         raise NotImplementedError
@@ -108,7 +109,7 @@ class Finite(Bound):
 
 @dataclass(frozen=True, init=False)
 class OneOf(Bound):
-    """For choices that another table holds; those that are known where the field stands are an enum or `Literal`."""
+    """Choices that come from another table. Choices known in place are an enum or a `Literal`."""
 
     choices: tuple[Any, ...]
 
@@ -124,13 +125,13 @@ class OneOf(Bound):
 
 @dataclass(frozen=True)
 class Printable(Bound):
-    """No line break, NUL or half a surrogate, for what becomes a path or a line of a table."""
+    """Without line breaks, NUL or lone surrogates, for text that becomes a path or a line of a table."""
 
     def holds(self, value: Any) -> bool:
         return bool(value.isprintable())
 
     def __str__(self) -> str:
-        return "of printable characters alone"
+        return "of printable characters only"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Distinct(Bound):
 
 
 class OrOne:
-    """Beside the bounds of a list that may hold one value only: `seeds: 3` is then read as `seeds: [3]`."""
+    """Marks a list that may be written as one value: `seeds: 3` is read as `seeds: [3]`."""
 
 
 Count = Annotated[int, AtLeast(1)]
@@ -165,9 +166,12 @@ Share = Annotated[float, Between(0, 1)]
 
 
 class Checked:
-    """Mixin of a dataclass whose bounds, enums and literals are checked when it is made, by whoever makes it.
+    """Mixin of a dataclass that checks the bounds, enums and literals of its fields whenever an instance is made.
 
-    Raises `ConfigError`. A `__post_init__` for what fields say only together begins with `super().__post_init__()`.
+    A subclass checks relations between fields in `__post_init__`, after `super().__post_init__()`.
+
+    Raises:
+        ConfigError: a value does not fit.
     """
 
     __slots__ = ()
@@ -183,7 +187,8 @@ class Checked:
 
 def check_order(holder: Any, low: str, high: str) -> None:
     """Raise `ConfigError` unless one field is not above another."""
-    first, last = getattr(holder, low), getattr(holder, high)
+    first = getattr(holder, low)
+    last = getattr(holder, high)
     if first > last:
         raise ConfigError(
             f"{low} is {format_value(first)}, above {high} = {format_value(last)}; expected {low} <= {high}"
@@ -191,7 +196,7 @@ def check_order(holder: Any, low: str, high: str) -> None:
 
 
 def check_unused(holder: Any, why: str, *names: str) -> None:
-    """Raise `ConfigError` for a field that differs from its default where, as `why` says, it changes nothing."""
+    """Raise `ConfigError` for a field that differs from its default although it has no effect; `why` is the reason."""
     for item in fields(holder):
         if item.name in names and (value := getattr(holder, item.name)) != item.default:
             raise ConfigError(f"{item.name} is {format_value(value)}, which changes nothing: {why}; leave it out")
@@ -201,40 +206,40 @@ def check_unused(holder: Any, why: str, *names: str) -> None:
 
 
 def structure(value: Any, type_: type[T], *, place: str = "", error: type[SelfcestError] = ConfigError) -> T:
-    """What `type_` asks for, made from plain values; objects that fit already are taken as they are.
+    """Convert a plain value to `type_`. Objects that fit already are returned unchanged.
 
     Args:
         value: None, bool, int, float, str, list and mapping, nested.
-        type_: a dataclass, or any annotation made of what such values can say.
-        place: what the value is called in a message.
-        error: what is raised, with one line that names the key by its whole path.
+        type_: a dataclass, or any annotation that such values can express.
+        place: name of the value in a message.
+        error: class of the raised error. Its message is one line with the whole path of the key.
     """
-    made: T = _run(_reader(type_), value, place, error)
-    return made
+    typed: T = _run(_reader(type_), value, place, error)
+    return typed
 
 
 def construct(cls: type[T], options: Mapping[str, Any], *, place: str) -> T:
-    """`cls(**options)`, each option checked against the annotation of its field or parameter. Raises `ConfigError`."""
-    made: T = _run(_constructor(cls), options, place, ConfigError)
-    return made
+    """Return `cls(**options)`. Each option is checked against its annotation. Raises `ConfigError`."""
+    instance: T = _run(_constructor(cls), options, place, ConfigError)
+    return instance
 
 
 def to_builtins(value: Any) -> Any:
-    """The inverse of `structure`: JSON's and YAML's kinds of value."""
+    """Convert a typed value to the kinds of value that JSON and YAML have; the inverse of `structure`."""
     kind: Any = type(value)
     return value if kind in _PLAIN else _writer(kind)(value)
 
 
 def register_text_type(cls: type, parse: Callable[[str], Any]) -> None:
-    """Objects of this class are read by `parse` and written by `str`.
+    """Read objects of a class by `parse` and write them by `str`.
 
-    Call it in the module that defines the class: readers and writers are kept, so one made before would not know it.
+    Call this in the module that defines the class: readers and writers are cached, and an earlier one lacks the entry.
     """
     _TEXTS[cls] = parse
 
 
 def format_value(value: Any) -> str:
-    """A value for a message: one line, cut when long."""
+    """Format a value for a message: on one line, cut after 100 characters if it is long."""
     try:
         text = repr(value)
     except ValueError:  # from `int`, of more digits than Python writes
@@ -244,20 +249,25 @@ def format_value(value: Any) -> str:
 
 
 class ValidationError(Exception):
-    """A value that does not fit. The way to it is added on the way out, innermost step first."""
+    """A value that does not fit its type.
 
-    def __init__(self, says: str) -> None:
-        super().__init__(says)
-        self.says = says
+    Attributes:
+        problem: end of the message, after the place of the value.
+        path: steps to the value. Callers append their step while the error propagates, so the innermost is first.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
         self.path: list[str] = []
 
     @classmethod
     def of(cls, value: Any, expected: str, choices: Iterable[Any] = ()) -> ValidationError:
-        meant = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-        return cls(f" is {format_value(value)}; expected {expected}{meant and '.' + meant}")
+        hint = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        return cls(f" is {format_value(value)}; expected {expected}{hint and '.' + hint}")
 
     def at(self, place: str) -> str:
-        text = place + "".join(reversed(self.path)) + self.says
+        text = place + "".join(reversed(self.path)) + self.problem
         return "the value" + text if text.startswith(" ") else text.removeprefix(".").removeprefix(": ")
 
 
@@ -274,7 +284,8 @@ _TEXTS: dict[type, Callable[[str], Any]] = {}
 
 
 def _expected(type_: Any) -> str:
-    origin, args = typing.get_origin(type_), typing.get_args(type_)
+    origin = typing.get_origin(type_)
+    args = typing.get_args(type_)
     if type_ in _NAMES:
         return _NAMES[type_]
     if origin is Annotated:
@@ -296,7 +307,7 @@ def _bound(base: Any, metadata: Sequence[Any]) -> str:
     words = " and ".join(str(bound) for bound in bounds if not isinstance(bound, Finite))
     what = _expected(base).replace("a ", "a finite ", 1) if Finite() in bounds else _expected(base)
     if any(isinstance(bound, OneOf) for bound in bounds):
-        what = ""  # the choices say it all
+        what = ""  # the list of choices makes "a text" redundant
     notes = [f"({note})" for note in metadata if isinstance(note, str)]
     return " ".join(filter(None, (what, words, *notes)))
 
@@ -311,7 +322,9 @@ def _one_of(choices: Iterable[Any]) -> str:
 
 def _reader(type_: Any, expected: str = "") -> _Read:
     """A function that makes a value of this type from a plain one, or raises `ValidationError`."""
-    origin, args, expected = typing.get_origin(type_), typing.get_args(type_), expected or _expected(type_)
+    origin = typing.get_origin(type_)
+    args = typing.get_args(type_)
+    expected = expected or _expected(type_)
     if type_ is Any or type_ is object:
         return lambda value: value
     if origin is Annotated:
@@ -360,7 +373,7 @@ def _int(expected: str) -> _Read:
     def read(value: Any) -> int:
         if type(value) is int:
             return value
-        if isinstance(value, bool) or not isinstance(value, Integral):  # which those of NumPy are
+        if isinstance(value, bool) or not isinstance(value, Integral):  # NumPy integers are
             raise ValidationError.of(value, expected)
         return int(value)
 
@@ -396,13 +409,16 @@ _SCALARS: dict[Any, Callable[[str], _Read]] = {bool: _bool, int: _int, float: _f
 def _annotated(base: Any, metadata: Sequence[Any], expected: str) -> _Read:
     read_base = _reader(base, expected)
     bounds = [bound for bound in metadata if isinstance(bound, Bound)]
-    choices = [choice for bound in bounds if isinstance(bound, OneOf) for choice in bound.choices]
+    choices: list[Any] = []
+    for bound in bounds:
+        if isinstance(bound, OneOf):
+            choices += bound.choices
 
     def read(value: Any) -> Any:
-        made = read_base(value)
-        if not all(bound.holds(made) for bound in bounds):
+        typed = read_base(value)
+        if not all(bound.holds(typed) for bound in bounds):
             raise ValidationError.of(value, expected, choices)
-        return made
+        return typed
 
     return _or_one(read, expected) if any(isinstance(item, OrOne) for item in metadata) else read
 
@@ -414,8 +430,8 @@ def _or_one(read_list: _Read, expected: str) -> _Read:
         try:
             return read_list([value])
         except ValidationError as mismatch:
-            if mismatch.path:  # the value itself is wrong, and the message must not say `[0]`
-                raise ValidationError(mismatch.says) from None
+            if mismatch.path:  # the value is at fault; without the path, the message does not say `[0]`
+                raise ValidationError(mismatch.problem) from None
             raise ValidationError.of(value, expected) from None
 
     return read
@@ -425,10 +441,10 @@ def _union(members: Sequence[Any], expected: str) -> _Read:
     # `float` takes whole numbers too, so it comes last: 1 stays 1 in `int | float`.
     types_ = sorted((member for member in members if member is not types.NoneType), key=lambda member: member is float)
     readers = [_reader(member, expected if len(types_) == 1 else "") for member in types_]
-    as_it_is = _PLAIN.intersection(members)
+    unchanged_types = _PLAIN.intersection(members)
 
     def read(value: Any) -> Any:
-        if type(value) in as_it_is:
+        if type(value) in unchanged_types:
             return value
         mismatches = []
         for read_member in readers:
@@ -436,9 +452,10 @@ def _union(members: Sequence[Any], expected: str) -> _Read:
                 return read_member(value)
             except ValidationError as mismatch:
                 mismatches.append(mismatch)
-        for found in mismatches:
-            if found.path or len(mismatches) == 1:  # it got inside the value, or there is no other
-                raise found
+        for candidate in mismatches:
+            # A member that read parts of the value is the one that was meant, so its message is the most precise.
+            if candidate.path or len(mismatches) == 1:
+                raise candidate
         raise ValidationError.of(value, expected)
 
     return read
@@ -446,8 +463,9 @@ def _union(members: Sequence[Any], expected: str) -> _Read:
 
 def _choice(choices: Sequence[Any], expected: str) -> _Read:
     values = [choice.value if isinstance(choice, enum.Enum) else choice for choice in choices]
-    # By type too: True equals 1, and a member of a `StrEnum` its value.
-    known = {(type(value), value): choice for value, choice in zip([*values, *choices], [*choices] * 2, strict=True)}
+    # The key has the type too: True equals 1, and a member of a `StrEnum` equals its value.
+    known = {(type(value), value): choice for value, choice in zip(values, choices, strict=True)}
+    known |= {(type(choice), choice): choice for choice in choices}
 
     def read(value: Any) -> Any:
         try:
@@ -460,12 +478,12 @@ def _choice(choices: Sequence[Any], expected: str) -> _Read:
 
 def _sequence(item: Any, make: Callable[[Iterable[Any]], Any], expected: str) -> _Read:
     read_item = _reader(item)
-    as_it_is = _PLAIN.intersection([item])
+    unchanged_types = _PLAIN.intersection([item])
 
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)):  # a text is a sequence too
             raise ValidationError.of(value, expected)
-        if as_it_is.issuperset(map(type, value)):  # thousands of token ids at a time
+        if unchanged_types.issuperset(map(type, value)):  # a fast path for thousands of token ids
             return make(value)
         return make([_at(f"[{i}]", read_item, item) for i, item in enumerate(value)])
 
@@ -484,24 +502,26 @@ def _fixed(items: Sequence[Any], expected: str) -> _Read:
 
 
 def _mapping(key_type: Any, item_type: Any, expected: str) -> _Read:
-    read_key, read_item = _reader(key_type), _reader(item_type)
-    keys_as_they_are, as_it_is = _PLAIN.intersection([key_type]), _PLAIN.intersection([item_type])
+    read_key = _reader(key_type)
+    read_item = _reader(item_type)
+    unchanged_keys = _PLAIN.intersection([key_type])
+    unchanged_items = _PLAIN.intersection([item_type])
 
-    def key_of(key: Any) -> Any:
+    def convert_key(key: Any) -> Any:
         if key_type is int and isinstance(key, str) and key.isdecimal() and len(key) < 20 and str(int(key)) == key:
-            return int(key)  # JSON writes every key as a text
+            return int(key)  # JSON writes every key as a string
         try:
             return read_key(key)
         except ValidationError as mismatch:
             quotes = "; write it in quotes" if _base(key_type) is str and not isinstance(key, str) else ""
-            raise ValidationError(f" has a key that{mismatch.says}{quotes}") from None
+            raise ValidationError(f" has a key that{mismatch.problem}{quotes}") from None
 
     def read(value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise ValidationError.of(value, expected)
-        if keys_as_they_are.issuperset(map(type, value)) and as_it_is.issuperset(map(type, value.values())):
+        if unchanged_keys.issuperset(map(type, value)) and unchanged_items.issuperset(map(type, value.values())):
             return dict(value)
-        return {key_of(key): _at(_step(key), read_item, item) for key, item in value.items()}
+        return {convert_key(key): _at(_step(key), read_item, item) for key, item in value.items()}
 
     return read
 
@@ -526,7 +546,8 @@ def _dataclass(cls: type, expected: str) -> _Read:
 
 
 def _object(type_: Any, expected: str) -> _Read:
-    """Types that no file can write: taken as they are, if they fit as far as can be told."""
+    """Return a reader for a type that no file can express. It accepts an object unless the object cannot be of it."""
+    # A protocol that is not runtime-checkable allows no `isinstance`; then only plain values are refused.
     checkable = isinstance(type_, type) and not getattr(type_, "_is_protocol", False)
 
     def read(value: Any) -> Any:
@@ -542,23 +563,23 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
         if not isinstance(value, Mapping):
             raise ValidationError.of(value, expected)
         known = _parameters(cls)
-        made = {}
+        arguments = {}
         for key, item in value.items():
             read_item = known.readers.get(key, known.other)
             if read_item is None:
-                names = ", ".join(known.readers)
-                meant = did_you_mean(str(key), known.readers)
-                raise ValidationError(f"{_step(key)} is unknown; {cls.__name__} has {names or 'no options'}.{meant}")
+                names = ", ".join(known.readers) or "no options"
+                hint = did_you_mean(str(key), known.readers)
+                raise ValidationError(f"{_step(key)} is unknown; {cls.__name__} has {names}.{hint}")
             try:
-                made[key] = read_item(item)
+                arguments[key] = read_item(item)
             except ValidationError as mismatch:
                 mismatch.path.append(f".{key}")
                 raise
         for name, text in known.required.items():
-            if name not in made:
+            if name not in arguments:
                 raise ValidationError(f".{name} is missing; expected {text}")
         try:
-            return cls(**made)
+            return cls(**arguments)
         except SelfcestError as error:
             of_field = str(error).partition(" ")[0] in known.readers
             raise ValidationError(f"{'.' if of_field else ': '}{error}") from error
@@ -572,7 +593,7 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """What a class takes: readers by name, one for other names if it takes any, what it expects of those it needs."""
+    """The parameters of a class: readers by name, a reader for further names if it takes any, and required ones."""
 
     readers: Mapping[str, _Read]
     other: _Read | None
@@ -584,7 +605,9 @@ def _parameters(cls: type) -> _Parameters:
     options: Any = getattr(cls, "Options", None)  # see `plugin.Configured`
     described: type = options if isinstance(options, type) and is_dataclass(options) else cls
     hints = _hints(described)
-    readers, required, other = {}, {}, None
+    readers: dict[str, _Read] = {}
+    required: dict[str, str] = {}
+    other: _Read | None = None
     for name, parameter in inspect.signature(described).parameters.items():
         type_ = hints.get(name, Any)
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -598,7 +621,7 @@ def _parameters(cls: type) -> _Parameters:
 
 @cache
 def _bounded(cls: Any) -> dict[str, _Read]:
-    """Readers of the fields that do not take every value of their type."""
+    """Return readers of the fields with bounds, enums or literals, which refuse some values of their type."""
     hints = _hints(cls)
     return {item.name: _reader(hints[item.name]) for item in fields(cls) if _is_bounded(hints[item.name])}
 

@@ -168,7 +168,7 @@ def test_what_is_made_and_that_it_can_be_written_again() -> None:
         ({"by_number": {"07x": "red"}}, "at.by_number has a key that is '07x'; expected a whole number"),
         ({"by_number": {"7": "red", "07": "red"}}, "at.by_number has a key that is '07'; expected a whole number"),
         ({"by_number": {"9" * 5000: "red"}}, "at.by_number has a key that is '999*"),
-        ({"name": "a\0b"}, r"at.name is 'a\x00b'; expected a text of printable characters alone"),
+        ({"name": "a\0b"}, r"at.name is 'a\x00b'; expected a text of printable characters only"),
         ([], "at is []; expected a mapping"),
     ],
 )

@@ -382,7 +382,7 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, text: bytes, said: str) -> N
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("tasks", {1: {"name": "quote"}}, "tasks has a key that is 1; expected a text of printable characters alone"),
+        ("tasks", {1: {"name": "quote"}}, "tasks has a key that is 1; expected a text of printable characters only"),
         ("variants", {True: VARIANT}, "variants has a key that is True; expected a text that can name a folder"),
         ("3", 4, "3 is unknown; RunConfig has name"),
         ("tasks.range.options", {7: 1}, "tasks.range.options has a key that is 7; expected a text; write it in quotes"),
