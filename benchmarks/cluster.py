@@ -1,10 +1,10 @@
-"""What rollout workers on Ray cost on this machine: per record, per push, per call, per actor; as a table.
+"""Measure the cost of rollout workers on Ray on this machine: per record, push, call and actor. It prints a table.
 
     OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/cluster.py [--workers 2] [--megabytes 512]
 
-In an environment with the extras `bench` and `cluster`. Records are those of the shipped policy `deciding` on the sums
-of its own config; the large push is of random weights of that many megabytes, in layers of 16. Times are of this
-machine's clock, each the least of `--repeats`, and CPU seconds where it says so. Nothing here crosses a network.
+The environment needs the extras `bench` and `cluster`. The records come from the shipped policy `deciding` on the sums
+of its own config. The large push has `--megabytes` of random weights, in 16 layers. A time is the least of `--repeats`,
+by the wall clock; CPU seconds are named so. Nothing crosses a network.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ from selfcest_training.config_file import load_stored_config  # noqa: E402
 from selfcest_training.families import make_families  # noqa: E402
 from selfcest_training.shipped import model_folder  # noqa: E402
 
-VARIANT, FAMILY = "deciding", "sums"
+VARIANT = "deciding"
+FAMILY = "sums"
 
 
 class Reader:
     """An actor that gets weights as a worker does, and copies them as an engine does."""
 
     def __init__(self) -> None:
-        self.own: list[torch.Tensor] = []
+        self.weights: list[torch.Tensor] = []
 
     def get(self, reference: list[Any], copy: bool) -> float:
-        """Seconds that it took."""
+        """Get the weights, and copy them if asked. Return the seconds of the last of these steps."""
         start = time.perf_counter()
         tensors = [tensor for _, tensor in import_ray().get(reference[0]).tensors()]
         if copy:
-            self.own = self.own or [torch.empty_like(tensor) for tensor in tensors]
+            self.weights = self.weights or [torch.empty_like(tensor) for tensor in tensors]
             start = time.perf_counter()
-            for own, tensor in zip(self.own, tensors, strict=True):
-                own.copy_(tensor)
+            for weight, tensor in zip(self.weights, tensors, strict=True):
+                weight.copy_(tensor)
         return time.perf_counter() - start
 
     def nothing(self) -> None:
@@ -64,7 +65,7 @@ class Reader:
 
 
 def least(times: int, work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of so many."""
+    """Return the seconds of the fastest of several runs."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -81,11 +82,13 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=192)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    ray, repeats = import_ray(), args.repeats
+    ray = import_ray()
+    repeats = args.repeats
     folder = model_folder(VARIANT)
     config = load_stored_config(folder.parents[2] / "config.yaml")
     config = replace(config, sampler=PlugIn("transformers", {"dtype": "float32"}))
-    language, limits = language_of(config.model), config.limits_of(VARIANT)
+    language = language_of(config.model)
+    limits = config.limits_of(VARIANT)
     model = language.load(0, folder)
     rng = np.random.default_rng(0)
     source = make_families({FAMILY: config.tasks[FAMILY]}, "train")[FAMILY]

@@ -1,17 +1,17 @@
-"""Every built-in grader on answers made to hang, to crash or to be executed: its worst time against its limit.
+"""Measure the worst time of every built-in grader on answers that are made to hang, to crash or to be executed.
 
     python benchmarks/graders.py [--timeout 2]
     python benchmarks/graders.py --odd
 
-Wall-clock seconds of one `grade`, on a task that fits the grader. Every grader has one second; `math` has `--timeout`
-seconds more for what it asks math-verify, and four until a worker that was killed for the answer before is replaced.
-Answers that contain code would leave a file behind if anything executed them; as a control the same code is executed
-once at the end, and must leave it. Ends with exit code 1 if a grader is over its limit, raises, takes a hostile answer
-for right, or executes one.
+Times are wall-clock seconds of one `grade`, on a task that fits the grader. The limit is one second. `math` has
+`--timeout` seconds more for math-verify, and four until the replacement of a worker that the answer before killed.
+Answers with code would leave a file behind if anything executed them. As a control, the same code is executed once at
+the end and must leave the file. The exit code is 1 if a grader exceeds its limit, raises, accepts a hostile answer, or
+executes one.
 
-`--odd` grades right and wrong answers in odd forms instead, and prints tables of the disagreements. The labels are
-written by hand in `odd_forms.json`, beside forms such as `half of {}`: a form has one label for every truth that it is
-put around, so that no grader has a part in it.
+`--odd` grades right and wrong answers in odd forms instead, and prints tables of the disagreements. The labels in
+`odd_forms.json` are written by hand, for forms such as `half of {}`. A form has one label for every truth that is
+inserted, so the labels do not depend on any grader.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from pathlib import Path
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.types import Task
 
-LIMIT_S, RESTART_S = 1.0, 4.0
+LIMIT_S = 1.0
+RESTART_S = 4.0
 MEGABYTE = 1_000_000
-TABLE = 290_000  # characters: as long a table as is read
+TABLE = 290_000  # characters, just below the limit of the grader `wide`
 TASK = Task(
     "hostile",
     "Use 3, 7 and 9. What percent is it?",
@@ -62,12 +63,12 @@ SYMBOLIC_TASK = Task("hostile", "Simplify.", r"2\sqrt{2}", "math")
 
 
 def code(sentinel: Path) -> str:
-    """Python that leaves a file behind when it is evaluated."""
+    """Return Python code that leaves a file behind when it is evaluated."""
     return f"__import__('os').system('touch {sentinel}')"
 
 
 def hostile_answers(sentinel: Path) -> Iterator[tuple[str, str]]:
-    """(kind, answer): towers, deep nesting, long texts, odd characters, code. None is a right answer to anything."""
+    """Yield the kind and the text of wrong answers: towers, deep nesting, long texts, odd characters, code."""
     python = code(sentinel)
     yield "tower", "9**9**9**9"
     yield "tower", "9^{9^{9^{9}}}"
@@ -139,12 +140,12 @@ class Worst:
 
 
 def task_for(name: str) -> Task:
-    """A task that a grader can judge."""
+    """Return a task that a grader can judge."""
     return TABLE_TASK if name == "wide" else TASK
 
 
 def graders(timeout_s: float) -> Iterator[tuple[str, Grader, Task, float]]:
-    """(name, grader, task, limit in seconds) of every built-in grader."""
+    """Yield the name, the grader, a task and the limit in seconds of every built-in grader."""
     for name in GRADERS:
         options = {"timeout_s": timeout_s} if name == "math" else {}
         grader = GRADERS.make(name, options, where=name)
@@ -155,9 +156,10 @@ def graders(timeout_s: float) -> Iterator[tuple[str, Grader, Task, float]]:
 
 
 def measure(grader: Grader, task: Task, answers: list[tuple[str, str]]) -> tuple[Worst, list[str]]:
-    """The worst time, and what went wrong."""
+    """Return the worst time and a list of faults."""
     grader.grade(task, "warm up")
-    worst, faults = Worst(0.0, "", ""), list[str]()
+    worst = Worst(0.0, "", "")
+    faults: list[str] = []
     for kind, answer in answers:
         start = time.perf_counter()
         try:
@@ -173,8 +175,8 @@ def measure(grader: Grader, task: Task, answers: list[tuple[str, str]]) -> tuple
     return worst, faults
 
 
-# Truths around which the forms of `odd_forms.json` are put: per grader, right and wrong ways to write an answer, in
-# which `{}` is the truth. A form may name it twice, and of a puzzle also the target.
+# `odd_forms.json` has for each grader right and wrong forms of an answer, in which `{}` stands for the truth. A form
+# may have it twice, and a form of a puzzle may also have the target. The truths follow.
 
 FORMS: dict[str, dict[str, list[str]]] = json.loads((Path(__file__).parent / "odd_forms.json").read_text())
 NUMBERS = ("2", "18", "250", "1024")
@@ -221,7 +223,7 @@ class OddAnswer:
 
 
 def odd_answers() -> Iterator[OddAnswer]:
-    """All forms of all graders around all truths; always the same ones."""
+    """Yield all forms of all graders with all truths, always in the same order."""
     for grader, tasks in _odd_tasks().items():
         forms = FORMS["number" if grader == LENIENT_NUMBER else grader]
         for label in ("right", "wrong"):
@@ -234,7 +236,7 @@ def odd_answers() -> Iterator[OddAnswer]:
 
 
 def _odd_tasks() -> dict[str, list[tuple[Task, tuple[str, ...]]]]:
-    """Per grader: tasks, and what the fields of a form become."""
+    """Return for each grader its tasks, each with the values of the fields of a form."""
 
     def plain(values: tuple[str, ...], prompt: str = "Which one?") -> list[tuple[Task, tuple[str, ...]]]:
         return [(Task("odd", prompt, value, "odd"), (value,) * 4) for value in values]
@@ -260,7 +262,7 @@ def _odd_tasks() -> dict[str, list[tuple[Task, tuple[str, ...]]]]:
 
 
 def odd_graders(symbolic: bool) -> dict[str, Grader]:
-    """The graders as they train, strict where they can be; and `number` as it is by default."""
+    """Return the graders with their strict options, as in training, and `number` with its defaults."""
     options: dict[str, dict[str, object]] = {
         "number": {"strict": True},
         "math": {"symbolic": symbolic},
@@ -273,28 +275,27 @@ def odd_graders(symbolic: bool) -> dict[str, Grader]:
 
 
 def disagreements(symbolic: bool) -> list[OddAnswer]:
-    """The odd answers of which a grader says something else than their label."""
+    """Return the odd answers that a grader judges against their label."""
     by_name = odd_graders(symbolic)
     return [odd for odd in odd_answers() if by_name[odd.grader].grade(odd.task, odd.answer).correct is not odd.right]
 
 
 def row_start(odd: OddAnswer) -> str:
-    """The cells of the page that say which form of which grader a row is about."""
+    """Return the first cells of a row of the page: the grader, the form and its label."""
     form = json.dumps(odd.form, ensure_ascii=False)[1:-1].replace("\\\\", "\\").replace("|", "\\|")
     return f"| {odd.grader} | `` {form} `` | {'right' if odd.right else 'wrong'} |"
 
 
 def print_disagreements() -> int:
-    """Prints how many answers each grader judged, and a row for every form that it judges against its label."""
+    """Print how many answers each grader judged, and a row for every form that it judges against its label."""
     answers = list(odd_answers())
     wrong_verdicts = disagreements(symbolic=True)
     print("| grader | right answers | refused | wrong answers | accepted |\n|---|---|---|---|---|")
     for grader in _odd_tasks():
         counts: list[int] = []
         for right in (True, False):
-            counts += [
-                sum(odd.grader == grader and odd.right is right for odd in group) for group in (answers, wrong_verdicts)
-            ]
+            for group in (answers, wrong_verdicts):
+                counts.append(sum(odd.grader == grader and odd.right is right for odd in group))
         print(f"| {grader} | {' | '.join(map(str, counts))} |")
     by_row: dict[str, list[OddAnswer]] = {}
     for odd in wrong_verdicts:
@@ -310,7 +311,7 @@ def print_disagreements() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--timeout", type=float, default=2.0, help="seconds of math-verify for one answer")
-    parser.add_argument("--odd", action="store_true", help="right and wrong answers in odd forms instead")
+    parser.add_argument("--odd", action="store_true", help="grade right and wrong answers in odd forms instead")
     arguments = parser.parse_args()
     if arguments.odd:
         return print_disagreements()

@@ -1,11 +1,11 @@
-"""What the text game itself costs: a clone in small and large trees, and scripted demonstrations.
+"""Measure the cost of the text game: a clone in small and large trees, and scripted demonstrations.
 
     OMP_NUM_THREADS=1 python benchmarks/kernel.py [--repeats 5]
 
-A root calls so many clones at once, each answers at once, and the root answers: through the kernel and its observations
-alone, and through `rollout`. Demonstrations are played by the task's expert and encoded for the tiny model, as in a
-warm start. Every figure is the best of some repeats, in CPU time of one thread, the cases in turn. Nothing is asserted:
-that a clone costs the same in every tree is a test (`tests/env/test_kernel.py`).
+A root calls many clones at once, each answers at once, and then the root answers. This is played by the kernel with its
+observations, and by `rollout`. The task's expert plays demonstrations, which are encoded for the tiny model as in a
+warm start. Every figure is the best of several repeats, in CPU time of one thread, and the cases take turns. Nothing is
+asserted here; `tests/env/test_kernel.py` asserts that a clone costs the same in every tree.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from rich.console import Console
@@ -45,7 +46,7 @@ RULES = Rules(
 
 @dataclass(frozen=True)
 class Fan:
-    """A root that calls all its clones at once; whoever cannot or need not call answers."""
+    """A root that calls all its clones at once. Clones answer, and so does the root after the call."""
 
     num_clones: int
 
@@ -56,7 +57,9 @@ class Fan:
 
 
 def play_kernel(num_clones: int) -> None:
-    kernel, fan, rng = Kernel(TASK, RULES), Fan(num_clones), np.random.default_rng(0)
+    kernel = Kernel(TASK, RULES)
+    fan = Fan(num_clones)
+    rng = np.random.default_rng(0)
     while not kernel.done:
         for agent_id in kernel.ready():
             text = fan.act(observe(kernel, agent_id), rng)
@@ -81,7 +84,7 @@ def demonstrations(source: ExpertSource, style: Style, num_episodes: int) -> Cal
 
 
 def fastest(cases: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """CPU-seconds, the best of `repeats`, taken in turn."""
+    """Return the CPU-seconds of each case, the best of `repeats`. The cases take turns."""
     best = dict.fromkeys(cases, float("inf"))
     for _ in range(repeats):
         for name, work in cases.items():
@@ -93,14 +96,19 @@ def fastest(cases: dict[str, Callable[[], None]], repeats: int) -> dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="the best of so many counts")
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats, of which the best counts")
     repeats = parser.parse_args().repeats
     console = Console()
-    fans = {
-        f"{name}, {size}": lambda play=play, size=size: [play(size) for _ in range(SIZES[-1] // size)]
-        for name, play in (("kernel", play_kernel), ("rollout", play_rollout))
-        for size in SIZES
-    }
+
+    def play_all(play: Callable[[int], None], size: int) -> None:
+        # Every case has the same number of clones in all.
+        for _ in range(SIZES[-1] // size):
+            play(size)
+
+    fans: dict[str, Callable[[], None]] = {}
+    for name, play in (("kernel", play_kernel), ("rollout", play_rollout)):
+        for size in SIZES:
+            fans[f"{name}, {size}"] = partial(play_all, play, size)
     seconds = fastest(fans, repeats)
     table = Table("", *(f"{size} clones" for size in SIZES), title="microseconds of CPU time per clone")
     for name in ("kernel", "rollout"):

@@ -1,19 +1,20 @@
-"""One optimiser step of ours against one of TRL's GRPOTrainer: completion ids per CPU-second, and peak memory.
+"""Compare an optimiser step of this trainer with one of TRL's GRPOTrainer: ids per CPU-second, and peak memory.
 
     OMP_NUM_THREADS=1 python benchmarks/learner.py [--models smollm2 tiny] [--shapes 300+64 48+64] [--group 8] [--json]
 
-Sixteen completions, `--group` of them on each prompt, as fixed random ids, so that nothing is generated: forward,
-backward, clipping and AdamW on float32 weights, in a fresh process for each line. TRL wants another transformers than
-ours, so an environment is made for it in the cache folder, once; `--peer-python` names one that has TRL.
+A step has sixteen completions of fixed random ids, `--group` of them on each prompt, so nothing is generated. It
+consists of forward, backward, clipping and AdamW on float32 weights. Each line is measured in a fresh process. TRL
+needs another version of transformers, so the script builds an environment for it once, in the cache folder.
+`--peer-python` names an existing environment with TRL.
 
-Ours takes all completions in one batch of tree rows, with gradient checkpointing off and on. TRL has its own defaults
-but for what trades its speed for memory, of which every combination is measured: gradient checkpointing and the
-completions in one pass (`per_device_train_batch_size`, by default 8), the others of the sixteen by accumulation. Then
-come its fastest setting, and against each of ours the fastest that needs no more memory. Groups on one prompt are what
-tree rows are made for: the larger `--group` and the longer the prompt, the more ours saves.
+This trainer takes all completions in one batch of tree rows, with gradient checkpointing off and on. TRL has its
+defaults, except for the options that trade speed for memory: gradient checkpointing, and the completions of one pass
+(`per_device_train_batch_size`, default 8), with accumulation over the sixteen. All combinations of these are measured.
+The verdicts compare the fastest settings of both, and each of our settings with the fastest setting of TRL that needs
+no more memory. Tree rows save more the larger `--group` and the longer the prompt.
 
-Time is CPU time of one thread, the least of two steps, so that other work on the machine matters less; memory is the
-peak less what the process had with its model loaded.
+Time is CPU time of one thread, the least of two steps, so that other work on the machine matters less. Memory is the
+peak minus the memory of the process with its model loaded.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def samples(work: Work) -> Iterator[Sample]:
 
 
 def peer_python() -> Path:
-    """Python of an environment with TRL, made on first use."""
+    """Return the Python of an environment with TRL, and build the environment on first use."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfcest"
     python = cache / "-".join(PEER).replace("==", "") / "bin" / "python"
     if not python.exists():
@@ -90,7 +91,7 @@ def peer_python() -> Path:
 
 @dataclass(frozen=True)
 class Setting:
-    """What one side was set to, and what it then cost."""
+    """The setting of one side, and its measured cost."""
 
     side: str
     work: Work
@@ -108,7 +109,7 @@ class Setting:
 
 
 def measured(python: Path, script: str, *arguments: str) -> Cost:
-    """The last line that the script prints in a process of its own."""
+    """Run a script in a new process, and return the cost that its last line holds."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [str(python), str(HERE / script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -118,7 +119,7 @@ def measured(python: Path, script: str, *arguments: str) -> Cost:
 
 
 def settings(work: Work, batches: Sequence[int], peer: Path) -> Iterator[Setting]:
-    """Ours, then TRL's, each measured when it is asked for."""
+    """Measure our settings and then TRL's, each when the iterator reaches it."""
     both = [replace(work, checkpointing=checkpointing) for checkpointing in (False, True)]
     for ours in both:
         yield Setting("ours", ours, measured(Path(sys.executable), "learner.py", "--work", json.dumps(asdict(ours))))
@@ -127,19 +128,21 @@ def settings(work: Work, batches: Sequence[int], peer: Path) -> Iterator[Setting
             yield Setting("TRL", theirs, measured(peer, "learner_peer.py", json.dumps(asdict(theirs))))
 
 
-def verdicts(found: Sequence[Setting]) -> Iterator[str]:
-    """The fastest of both sides, then TRL within the memory of each of our settings."""
-    ours, theirs = ([setting for setting in found if setting.side == side] for side in ("ours", "TRL"))
-    fastest, peer = (max(side, key=lambda setting: setting.speed) for side in (ours, theirs))
+def verdicts(measurements: Sequence[Setting]) -> Iterator[str]:
+    """Yield the ratio of the fastest settings, then for each of our settings the ratio to TRL at no more memory."""
+    ours = [setting for setting in measurements if setting.side == "ours"]
+    theirs = [setting for setting in measurements if setting.side == "TRL"]
+    fastest = max(ours, key=lambda setting: setting.speed)
+    peer = max(theirs, key=lambda setting: setting.speed)
     yield f"best speed: {fastest.speed / peer.speed:.2f} x | {fastest} | {peer}"
-    for own in ours:
-        small = [setting for setting in theirs if setting.cost.mebibytes <= own.cost.mebibytes]
+    for setting in ours:
+        small = [candidate for candidate in theirs if candidate.cost.mebibytes <= setting.cost.mebibytes]
         if small:
-            peer = max(small, key=lambda setting: setting.speed)
-            yield f"equal memory: {own.speed / peer.speed:.2f} x | {own} | {peer}"
+            peer = max(small, key=lambda candidate: candidate.speed)
+            yield f"equal memory: {setting.speed / peer.speed:.2f} x | {setting} | {peer}"
         else:
-            peer = min(theirs, key=lambda setting: setting.cost.mebibytes)
-            yield f"equal memory: no setting of TRL needs as little; {own} | {peer}"
+            peer = min(theirs, key=lambda candidate: candidate.cost.mebibytes)
+            yield f"equal memory: no setting of TRL needs as little; {setting} | {peer}"
 
 
 def main() -> None:
@@ -149,7 +152,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, choices=(2, 4, 8, 16), default=8, help="completions on one prompt")
     parser.add_argument("--batches", nargs="+", type=int, choices=(1, 2, 4, 8, 16), default=[1, 2, 4, 8, 16])
     parser.add_argument("--precision", choices=list(Precision), default=Precision.BFLOAT16)
-    parser.add_argument("--peer-python", type=Path, help="of an environment that has TRL")
+    parser.add_argument("--peer-python", type=Path, help="Python of an environment with TRL")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each setting, and no verdicts")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -164,13 +167,13 @@ def main() -> None:
         for name, shape in itertools.product(given.models, given.shapes):
             lengths = map(int, shape.split("+"))
             work = Work(folders[name], *lengths, given.group, bfloat16, checkpointing=False, batch=NUM_COMPLETIONS)
-            found = []
+            measurements = []
             for setting in settings(work, given.batches, peer):
-                found.append(setting)
+                measurements.append(setting)
                 line = f"{name} {shape} {given.precision}, {given.group} on a prompt: {setting}"
                 print(json.dumps(asdict(setting) | {"model": name}) if given.json else line, flush=True)
             if not given.json:
-                print(*verdicts(found), sep="\n", flush=True)
+                print(*verdicts(measurements), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One optimiser step of TRL's GRPOTrainer on fixed ids; `learner.py` starts it in an environment that has TRL.
+"""Measure an optimiser step of TRL's GRPOTrainer on fixed ids. `learner.py` starts it in an environment with TRL.
 
-Also what both sides of that benchmark share: the work, and how its time and memory are taken. Nothing of the project
-is imported here.
+The module also defines the work of both sides and the meter of time and memory. It imports nothing of the project,
+because that environment lacks the project's dependencies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-NUM_COMPLETIONS, NUM_STEPS = 16, 2
+NUM_COMPLETIONS = 16
+NUM_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class Work:
     """An optimiser step on `NUM_COMPLETIONS` completions.
 
     Attributes:
-        folder: holds the model.
+        folder: folder of the model.
         prompt, completion: lengths in ids.
-        group: completions that share a prompt.
-        bfloat16: autocast; weights are float32.
-        checkpointing: gradient checkpointing.
-        batch: completions in one forward and backward pass.
+        group: number of completions of a prompt.
+        bfloat16: whether to use autocast to bfloat16; the weights are float32.
+        checkpointing: whether to use gradient checkpointing.
+        batch: number of completions in one forward and backward pass.
     """
 
     folder: str
@@ -43,35 +44,38 @@ class Work:
     batch: int
 
     def ids(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Per completion its prompt's ids, the same for a group, and its own."""
+        """Return the ids of all prompts, each repeated for its group, and of all completions."""
         draw = random.Random(0)
         config = json.loads((Path(self.folder) / "config.json").read_text())
         ids = range(20, config["vocab_size"])
         prompts = [draw.choices(ids, k=self.prompt) for _ in range(NUM_COMPLETIONS // self.group)]
         completions = [draw.choices(ids, k=self.completion) for _ in range(NUM_COMPLETIONS)]
-        return [prompt for prompt in prompts for _ in range(self.group)], completions
+        return [prompts[i // self.group] for i in range(NUM_COMPLETIONS)], completions
 
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU-seconds of one step, the least of `NUM_STEPS`; MiB at the peak above what was there after loading."""
+    """CPU-seconds of one step, the least of `NUM_STEPS`, and MiB of the peak above the memory after loading."""
 
     cpu_seconds: float
     mebibytes: float
 
 
 class Meter:
-    """Made when the model is loaded; `start` and `stop` around every step."""
+    """Measures time and memory. Create it after the model is loaded, and call `start` and `stop` for every step."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        for weight in model.parameters():  # pages of a mapped file count once they are read
+        # The pages of a memory-mapped file count only after they have been read.
+        for weight in model.parameters():
             weight.sum()
-        Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
-        self.before, self.seconds = _status("VmRSS"), list[float]()
+        # This resets the peak that the kernel reports.
+        Path("/proc/self/clear_refs").write_text("5")
+        self.before = _status("VmRSS")
+        self.seconds: list[float] = []
         self.started: float | None = None
 
     def start(self) -> None:
-        """Of several calls in one step, one for each of its batches, the first counts."""
+        """Start the clock of a step. Later calls in the same step, one for each batch, do nothing."""
         if self.started is None:
             self.started = time.process_time()
 
@@ -85,23 +89,24 @@ class Meter:
 
 
 def _status(key: str) -> float:
-    """MiB of this process, from the kernel."""
+    """Return a memory figure of this process in MiB, as the kernel reports it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
 
 
 def trl_step(work: Work) -> Cost:
-    """TRL's own defaults but for precision, checkpointing and batch, and without generation."""
+    """Measure steps with TRL's defaults, except for precision, checkpointing and batch, and without generation."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32)
-    meter, (prompts, completions) = Meter(model), work.ids()
+    meter = Meter(model)
+    prompts, completions = work.ids()
 
     class Timed(GRPOTrainer):
         def compute_loss(self, *args: Any, **options: Any) -> torch.Tensor:
-            meter.start()  # the rollout is over
+            meter.start()  # the first loss comes after the rollout
             return super().compute_loss(*args, **options)
 
     class Stop(TrainerCallback):

@@ -1,10 +1,10 @@
-"""What the experiments that need a GPU would cost: tokens from the configs, hours from a stated throughput.
+"""Estimate the cost of the experiments that need a GPU: tokens from the configs, hours from a stated throughput.
 
     python benchmarks/paper_cost.py
     python benchmarks/paper_cost.py --sampled-per-second 12000 --utilisation 0.4
 
-Nothing here was measured. Exact are the counts of episodes, and their most tokens, which are their budgets. What a GPU
-does in a second and what an episode uses are assumptions, and stand in what is printed.
+Nothing here was measured. The counts of episodes and their budgets, the maximum of their tokens, are exact. The
+throughput of a GPU and the tokens of an episode are assumptions, which the output states.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ LARGEST = max(PARAMETERS.values())
 # Per weight and trained token: forward 2, again for its checkpoints 2, backward 4, old and reference log-probs 2 each.
 OPERATIONS = 12
 PEAK = 989e12  # of an H100 SXM in bfloat16, dense
-MATH, QA, LEDGERS = (2048, 4096), (1024, 6144), (512, 3072)
-# Tokens that an episode uses, clones included: generated, and all of them. Guesses.
+# Estimates of the tokens of an episode, clones included: generated tokens, and all tokens.
+MATH = (2048, 4096)
+QA = (1024, 6144)
+LEDGERS = (512, 3072)
 EPISODE = {
     "paper/arithmetic": MATH,
     "paper/aime": MATH,
@@ -35,18 +37,18 @@ EPISODE = {
     "paper/two_wiki": QA,
     "gpu/qwen3_ledger": LEDGERS,
 }
-# Questions of a file that a study plays whole: a tenth of AIME 1983 to 2024, AIME 2025, level 5 of MATH's test part,
-# the development set of MuSiQue-Ans.
+# Number of questions of the files that a study plays completely: a tenth of AIME 1983 to 2024, AIME 2025, level 5 of
+# MATH's test part, and the development set of MuSiQue-Ans.
 QUESTIONS = {"aime": 93, "aime_new": 30, "math_hard": 1324, "musique": 2417}
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one GPU does with the largest of the models.
+    """The throughput of one GPU with the largest of the models.
 
     Attributes:
-        sampled: tokens a second.
-        utilisation: of the peak, in training.
+        sampled: sampled tokens per second.
+        utilisation: share of the peak that training reaches.
     """
 
     sampled: float
@@ -54,7 +56,7 @@ class Rates:
 
     @property
     def trained(self) -> float:
-        """Tokens a second."""
+        """Trained tokens per second."""
         return PEAK * self.utilisation / (OPERATIONS * LARGEST)
 
     def hours(self, parameters: float, sampled: float, trained: float = 0.0) -> float:
@@ -62,26 +64,27 @@ class Rates:
 
 
 def episodes_of(config: RunConfig) -> tuple[int, int, int]:
-    """Steps, tasks of a step and episodes of a task, the same for all variants."""
+    """Return the steps, the tasks per step and the episodes per task, which are equal for all variants."""
     ((steps, tasks, group),) = {(a.rl.steps, a.rl.tasks_per_step, a.rl.group_size) for a in config.variants.values()}
     return steps, tasks, group
 
 
 def study_hours(name: str, study: StudyConfig, parameters: float, rates: Rates) -> tuple[float, float]:
-    """GPU-hours of a study, as guessed and at most. Only what is generated is counted."""
+    """Return the estimated and the maximum GPU-hours of a study. Only generated tokens count."""
     generated, used = EPISODE[name]
-    guess = most = 0.0
+    estimate = 0.0
+    most = 0.0
     for label, strategy in study.strategies.items():
-        for cell in study.cells_of(label):
-            count = study.episodes or study.tasks[cell.family].options.get("limit") or QUESTIONS[cell.family]
+        for eval_set in study.eval_sets_of(label):
+            count = study.episodes or study.tasks[eval_set.family].options.get("limit") or QUESTIONS[eval_set.family]
             samples = int(strategy.options.get("samples", 1))
-            guess += sum(count * min(budget or 0, used * samples) * generated / used for budget in study.budgets)
+            estimate += sum(count * min(budget or 0, used * samples) * generated / used for budget in study.budgets)
             most += sum(count * (budget or 0) for budget in study.budgets)
-    return rates.hours(parameters, guess), rates.hours(parameters, most)
+    return rates.hours(parameters, estimate), rates.hours(parameters, most)
 
 
 def table(rates: Rates) -> str:
-    """The costs as Markdown, and what they follow from."""
+    """Return the costs as a Markdown table, with the assumptions."""
     heads = ["config", "episodes of a variant: steps x tasks x group", "tokens of an episode: generated / all"]
     heads += [
         "M sampled / trained",
@@ -91,14 +94,20 @@ def table(rates: Rates) -> str:
         "GPU-hours of its study",
         "at most",
     ]
-    lines, total = [[*heads, "together"], ["---"] * (len(heads) + 1)], 0.0
+    lines = [[*heads, "together"], ["---"] * (len(heads) + 1)]
+    total = 0.0
     for name, (generated, used) in EPISODE.items():
-        config, file = load_config(CONFIGS / f"{name}.yaml"), CONFIGS / f"{name}_frontier.yaml"
+        config = load_config(CONFIGS / f"{name}.yaml")
+        study_file = CONFIGS / f"{name}_frontier.yaml"
         steps, tasks, group = episodes_of(config)
-        parameters, episodes = PARAMETERS[config.model.options["source"]], steps * tasks * group
+        parameters = PARAMETERS[config.model.options["source"]]
+        episodes = steps * tasks * group
         budget = max(config.limits_of(variant).total_tokens or 0 for variant in config.variants)
         variant = rates.hours(parameters, episodes * generated, episodes * used)
-        study, study_most = study_hours(name, load_study(file), parameters, rates) if file.is_file() else (0.0, 0.0)
+        study = 0.0
+        study_most = 0.0
+        if study_file.is_file():
+            study, study_most = study_hours(name, load_study(study_file), parameters, rates)
         together = len(config.variants) * variant + study
         total += together
         lines.append(
@@ -120,7 +129,9 @@ def table(rates: Rates) -> str:
 
 
 def assumptions(rates: Rates) -> str:
-    sampled, trained, peak = f"{rates.sampled:,.0f}", f"{rates.trained:,.0f}", f"{PEAK / 1e12:.0f} TFLOP/s"
+    sampled = f"{rates.sampled:,.0f}"
+    trained = f"{rates.trained:,.0f}"
+    peak = f"{PEAK / 1e12:.0f} TFLOP/s"
     return (
         f"GPU-hours of a variant with {LARGEST / 1e9:.0f} B parameters = (sampled / {sampled} + trained / {trained}) / "
         f"3,600: a GPU is assumed to sample {sampled} tokens a second, and to train on {trained}, which are "
@@ -135,7 +146,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sampled-per-second", type=float, default=5000, help="by a model of 4 B parameters")
-    parser.add_argument("--utilisation", type=float, default=0.3, help="of the peak, in training")
+    parser.add_argument("--sampled-per-second", type=float, default=5000, help="of a model with 4 B parameters")
+    parser.add_argument("--utilisation", type=float, default=0.3, help="share of the peak that training reaches")
     chosen = parser.parse_args()
     print(table(Rates(chosen.sampled_per_second, chosen.utilisation)), end="")

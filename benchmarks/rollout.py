@@ -120,7 +120,8 @@ class Prompted:
     def __init__(self, engine: TrainableEngine, plan: Plan) -> None:
         self.sent: dict[str, TokenRequest] = {}
         self.seconds = 0.0
-        self._engine, self._plan = engine, plan
+        self._engine = engine
+        self._plan = plan
         self.policy_version = engine.policy_version
 
     @property
@@ -137,10 +138,13 @@ class Prompted:
 
     def poll(self) -> list[Completion]:
         start = time.process_time()
-        found = self._engine.poll()
+        completions = self._engine.poll()
         self.seconds += time.process_time() - start
         planned = self._plan.token_ids
-        return [replace(each, token_ids=planned[each.key], finish_reason=FinishReason.STOP) for each in found]
+        return [
+            replace(completion, token_ids=planned[completion.key], finish_reason=FinishReason.STOP)
+            for completion in completions
+        ]
 
     def cancel(self, keys: Iterable[str]) -> None:
         self._engine.cancel(keys)
@@ -172,15 +176,20 @@ def generate(model: PreTrainedModel, requests: Mapping[str, TokenRequest], plan:
     done: set[str] = set()
     while wave := [key for key, before in plan.waits_for.items() if key not in done and before <= done]:
         contexts = [requests[key].context_ids for key in wave]
-        width, new = max(map(len, contexts)), max(requests[key].max_new_tokens for key in wave)
+        width = max(map(len, contexts))
+        new = max(requests[key].max_new_tokens for key in wave)
         ids = torch.tensor([[*[0] * (width - len(context)), *context] for context in contexts])
         mask = torch.tensor([[*[0] * (width - len(context)), *[1] * len(context)] for context in contexts])
         sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "use_cache": True}
-        made = model.generate(
+        output = model.generate(
             ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, pad_token_id=0, **sampling
         )
-        assert made.shape == (len(wave), width + new)
+        assert output.shape == (len(wave), width + new)
         done.update(wave)
+
+
+def context_ids(record: EpisodeRecord) -> list[Sequence[int]]:
+    return [agent.context_ids for agent in record.agents]
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
@@ -205,7 +214,8 @@ def compare(engine: TrainableEngine, game: Game, num_episodes: int, group_size: 
     script = ScriptedPolicy(OracleActor(game.source, game.rules.protocol), game.codec)
     played = rollout(work, script, game.rules)
     plan = Plan.of(played)
-    num_turns, tokens = len(plan.token_ids), plan.num_tokens
+    num_turns = len(plan.token_ids)
+    tokens = plan.num_tokens
     print(f"{num_episodes} episodes, {num_turns} turns, {tokens} ids to generate", flush=True)
     ratios = []
     requests: dict[str, TokenRequest] = {}
@@ -216,8 +226,7 @@ def compare(engine: TrainableEngine, game: Game, num_episodes: int, group_size: 
         records: list[EpisodeRecord] = []
         seconds = cpu_seconds(lambda: records.extend(rollout(work, policy, game.rules)))  # noqa: B023
         ours = tokens / seconds
-        ids = [[agent.context_ids for agent in record.agents] for record in records]
-        assert ids == [[agent.context_ids for agent in record.agents] for record in played], "another game was played"
+        assert list(map(context_ids, records)) == list(map(context_ids, played)), "another game was played"
         requests = prompted.sent
         forget(engine, game.model)
         plain = tokens / cpu_seconds(lambda: bare(engine, requests, plan.waits_for))  # noqa: B023
@@ -238,11 +247,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=sorted(ASKED), default="transformers")
     parser.add_argument("--model", choices=["smollm2", "tiny"], default="smollm2")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of SmolLM2")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of SmolLM2")
     parser.add_argument("--episodes", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=1, help="episodes of a task, as in a step of RL")
+    parser.add_argument("--group-size", type=int, default=1, help="episodes per task, as in a step of RL")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peer", action="store_true", help="transformers' generate too")
+    parser.add_argument("--peer", action="store_true", help="also measure the generate of transformers")
     options = parser.parse_args()
     if options.model == "tiny" and options.engine == "vllm":
         parser.error("the tiny model has no folder for vLLM to load; use --engine transformers")

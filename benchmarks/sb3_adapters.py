@@ -1,7 +1,7 @@
-"""Agent-steps per second of Stable-Baselines3's PPO: through our `SymbolicVecEnv` and through SuperSuit.
+"""Measure agent-steps per second of Stable-Baselines3's PPO through our `SymbolicVecEnv` and through SuperSuit.
 
-Same game, hyper-parameters, network and number of agent rows; one thread, one process, turn about. `collect` is playing
-and the forward passes of the policy, `learn` is all of PPO.
+Both have the same game, hyper-parameters, network and number of agent rows, in one process with one thread, and take
+turns. `collect` is play with the forward passes of the policy, `learn` is all of PPO.
 
     OMP_NUM_THREADS=1 python benchmarks/sb3_adapters.py --markdown table.md --json table.json
 """
@@ -27,7 +27,8 @@ from selfcest_env import symbolic_v0
 from selfcest_env.adapters.sb3 import SymbolicVecEnv
 from selfcest_env.symbolic import make_rules
 
-ITEMS, CLONES = 6, 4
+ITEMS = 6
+CLONES = 4
 GAME: dict[str, Any] = {"task": "chain", "task_options": {"items": ITEMS}, "max_clones": CLONES}
 
 
@@ -70,12 +71,14 @@ def measure(name: str, model: PPO, steps: int, *, learn: bool) -> Measurement:
     env = model.get_env()
     assert env is not None
     _, callback = model._setup_learn(steps, None, reset_num_timesteps=True)
-    clock, cpu = time.perf_counter(), time.process_time()
+    start_clock = time.perf_counter()
+    start_cpu = time.process_time()
     while model.num_timesteps < steps:
         model.collect_rollouts(env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)  # type: ignore[arg-type]
         if learn:
             model.train()
-    cpu, clock = time.process_time() - cpu, time.perf_counter() - clock
+    cpu = time.process_time() - start_cpu
+    clock = time.perf_counter() - start_clock
     phase = "learn" if learn else "collect"
     return Measurement(name, phase, model.num_timesteps / cpu, model.num_timesteps / clock)
 
@@ -87,12 +90,12 @@ def table(measured: list[Measurement]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for phase in ("collect", "learn"):
-        speeds = {}
+        speeds: dict[str, tuple[float, float]] = {}
         for name in ADAPTERS:
             rows = [row for row in measured if (row.adapter, row.phase) == (name, phase)]
-            speeds[name] = [
-                statistics.median(getattr(row, key) for row in rows) for key in ("per_cpu_second", "per_second")
-            ]
+            cpu_speed = statistics.median(row.per_cpu_second for row in rows)
+            wall_speed = statistics.median(row.per_second for row in rows)
+            speeds[name] = (cpu_speed, wall_speed)
         for name, (cpu, wall) in speeds.items():
             slow_cpu, slow_wall = speeds["SuperSuit"]
             lines.append(
@@ -113,12 +116,12 @@ def main(
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     models = {name: make_model(make_env, games, rollout, epochs) for name, make_env in ADAPTERS.items()}
-    measured = [
-        measure(name, model, steps, learn=learn)
-        for _ in range(repeats)
-        for learn in (False, True)
-        for name, model in models.items()
-    ]
+    measured: list[Measurement] = []
+    # The adapters take turns, so that a slow minute of the machine hits all of them.
+    for _ in range(repeats):
+        for learn in (False, True):
+            for name, model in models.items():
+                measured.append(measure(name, model, steps, learn=learn))
     text = (
         f"{games} games of {1 + CLONES} agents, {rollout} steps per rollout, {epochs} epoch(s), one thread.\n\n"
         + table(measured)

@@ -1,12 +1,12 @@
-"""The learner over ranks against the learner of one process: the same gradient, at which cost.
+"""Compare the learner over several ranks with the learner of one process: the difference of gradients, and the cost.
 
     OMP_NUM_THREADS=1 python benchmarks/sharded.py [--ranks 2] [--smollm2] [--steps 3]
 
-Gloo on a CPU of this machine; no Ray. Random contexts that share prompts. A line per case: the largest entry of the
-gradient, and the largest difference to one process. Then, of steps of the last case: CPU-seconds of a step in one
-process and in each rank (the least of all steps, as other work on the machine matters less), bytes of weights and
-moments, and seconds until a checkpoint is in the driver's hands. `--smollm2`: SmolLM2-135M in place of the embedded
-model, and one case. Nothing is asserted.
+The ranks use Gloo on the CPU of this machine, without Ray, on random contexts that share prompts. Each case prints the
+largest entry of the gradient, and the largest difference to the gradient of one process. The last case also prints the
+CPU-seconds of a step in one process and in each rank, the bytes of weights and moments, and the seconds until the
+driver has a checkpoint. The CPU-seconds are the least of all steps, so that other work on the machine matters less.
+`--smollm2` uses SmolLM2-135M instead of the embedded model, with one case. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def draw(vocabulary: int, prompt: int, completion: int, groups: int) -> list[Sample]:
-    """Groups of four contexts that share a prompt; weights as of a mini-batch of them."""
+    """Draw groups of four contexts that share a prompt, with the weights of a mini-batch of all of them."""
     rng = np.random.default_rng(0)
     samples = []
     for _ in range(groups):
@@ -81,7 +81,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def stepped(processes: list[psutil.Process], step: Callable[[], object], count: int) -> list[float]:
-    """CPU-seconds of a step in each process, the least of `count`."""
+    """Return the CPU-seconds of a step in each process, the least of `count` steps."""
     least = [float("inf")] * len(processes)
     for _ in range(count):
         before = list(map(cpu_seconds, processes))
@@ -98,39 +98,47 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
     if options.smollm2:
-        model, cases = PlugIn("chat", {"source": "smollm2"}), {"tree rows": CASES["tree rows"]}
-        samples, tokens = draw(49_000, 120, 40, 2 * options.ranks), 400
+        model = PlugIn("chat", {"source": "smollm2"})
+        cases = {"tree rows": CASES["tree rows"]}
+        samples = draw(49_000, 120, 40, 2 * options.ranks)
     else:
-        model, cases = PlugIn("tiny"), CASES
-        samples, tokens = draw(190, 120, 40, 2 * options.ranks + 1), 400
+        model = PlugIn("tiny")
+        cases = CASES
+        # The number of groups is odd, so that the ranks get different numbers of micro-batches.
+        samples = draw(190, 120, 40, 2 * options.ranks + 1)
+    micro_batch_tokens = 400
     torch.set_num_threads(1)
-    here, loss = psutil.Process(), LossConfig()
+    driver_process = psutil.Process()
+    loss = LossConfig()
     with ProcessRanks(options.ranks) as ranks:
-        there = [psutil.Process(process.pid) for process in ranks.processes]
+        rank_processes = [psutil.Process(process.pid) for process in ranks.processes]
         for name, case in cases.items():
-            spec = replace(LearnerSpec(model, BARE, tokens), **case)
-            one, several = alone(spec), LearnerGroup(ranks, spec)
-            cut = len(list(one.micro_batches(samples)))
-            for learner in (one, several):
+            spec = replace(LearnerSpec(model, BARE, micro_batch_tokens), **case)
+            single_learner = alone(spec)
+            group = LearnerGroup(ranks, spec)
+            num_micro_batches = len(list(single_learner.micro_batches(samples)))
+            for learner in (single_learner, group):
                 learner.policy_step(samples, loss)
-            expected, found = gradient(one), gradient(several)
-            size = max(float(tensor.abs().max()) for tensor in expected.values())
-            apart = max(float((tensor - expected[key]).abs().max()) for key, tensor in found.items())
+            expected = gradient(single_learner)
+            sharded = gradient(group)
+            largest = max(float(tensor.abs().max()) for tensor in expected.values())
+            difference = max(float((tensor - expected[key]).abs().max()) for key, tensor in sharded.items())
             print(
-                f"{name}: {cut} micro-batches, largest gradient {size:.1e}, largest difference {apart:.1e}", flush=True
+                f"{name}: {num_micro_batches} micro-batches, largest gradient {largest:.1e}, "
+                f"largest difference {difference:.1e}",
+                flush=True,
             )
-        del expected, found
-        mine = stepped([here], lambda: one.policy_step(samples, loss), options.steps)
-        theirs = stepped(there, lambda: several.policy_step(samples, loss), options.steps)
-        print(
-            f"a step: {mine[0]:.2f} CPU-seconds in one process, {', '.join(f'{each:.2f}' for each in theirs)} in ranks"
-        )
-        held = ", ".join(f"{size / 2**20:.1f}" for size in ranks.call("local_bytes"))
+        del expected, sharded
+        single_seconds = stepped([driver_process], lambda: single_learner.policy_step(samples, loss), options.steps)
+        rank_seconds = stepped(rank_processes, lambda: group.policy_step(samples, loss), options.steps)
+        in_ranks = ", ".join(f"{seconds:.2f}" for seconds in rank_seconds)
+        print(f"a step: {single_seconds[0]:.2f} CPU-seconds in one process, {in_ranks} in ranks")
+        rank_mib = ", ".join(f"{size / 2**20:.1f}" for size in ranks.call("local_bytes"))
         start = time.monotonic()
-        state = several.state()
+        state = group.state()
         seconds = time.monotonic() - start
-        size = sum(tensor.nbytes for tensors in (state.weights, state.moments) for tensor in tensors.values())
-        print(f"weights and moments: {size / 2**20:.1f} MiB in one process, {held} in ranks")
+        num_bytes = sum(tensor.nbytes for tensor in (*state.weights.values(), *state.moments.values()))
+        print(f"weights and moments: {num_bytes / 2**20:.1f} MiB in one process, {rank_mib} in ranks")
         print(f"gathered, and sent to the driver, in {seconds:.2f} s")
 
 

@@ -230,22 +230,22 @@ def main() -> None:
         alone["PettingZoo tictactoe_v3"] = turns(tictactoe_v3.env(), 100)
     except ModuleNotFoundError as error:
         console.print(f"[yellow]PettingZoo's tictactoe_v3 is left out: {error}; the extra bench has it")
-    objects = {
-        f"symbolic_v0.env, {agents} agents, {population}": turns(symbolic_v0.env(population=population, **options), 40)
-        for agents, options in ((9, {}), (5, small))
-        for population in ("fixed", "persistent", "dynamic")
-    }
+    objects: dict[str, Burst] = {}
+    for agents, options in ((9, {}), (5, small)):
+        for population in ("fixed", "persistent", "dynamic"):
+            env = symbolic_v0.env(population=population, **options)
+            objects[f"symbolic_v0.env, {agents} agents, {population}"] = turns(env, 40)
     _show(console, "agent turns per second, one AEC environment", speeds_of(alone | objects, repeats))
 
 
 def _show(console: Console, title: str, speeds: dict[str, list[float]]) -> None:
-    """A table of best speeds, each beside its ratio to the first of the same repeat."""
+    """Print a table of the best speeds, with their ratios to the first case in the same repeat."""
     table = Table("what", "per second", "ratio", "lowest to highest", title=title)
     peer = next(iter(speeds.values()))
-    for name, found in speeds.items():
-        ratios = [speed / first for speed, first in zip(found, peer, strict=True)]
+    for name, repeats in speeds.items():
+        ratios = [speed / first for speed, first in zip(repeats, peer, strict=True)]
         span = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        table.add_row(name, f"{max(found):,.0f}", f"{median(ratios):.3f}", span)
+        table.add_row(name, f"{max(repeats):,.0f}", f"{median(ratios):.3f}", span)
     console.print(table)
 
 

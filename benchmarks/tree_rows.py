@@ -1,11 +1,11 @@
-"""Tree rows and packed rows against bucketed rows: CPU time and peak memory of a forward and backward pass.
+"""Compare tree rows and packed rows with bucketed rows: CPU time and peak memory of a forward and backward pass.
 
     OMP_NUM_THREADS=1 python benchmarks/tree_rows.py [--prompt 300] [--completion 64] [--group 8]
 
-Random ids and a small Llama with random weights, a fresh process for each layout. CPU time of one thread, the least of
-three passes, so that other work on the machine matters less. Memory is the peak minus what the loaded model took.
-Packed rows are for attention kernels of a GPU; here they have a dense mask. Nothing is asserted: the ratios are for the
-reader.
+The model is a small Llama with random weights, on random ids, in a fresh process for each layout. Time is CPU time of
+one thread, the least of three passes, so that other work on the machine matters less. Memory is the peak minus the
+memory of the loaded model. Packed rows are made for attention kernels of a GPU and have a dense mask here. Nothing is
+asserted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from selfcest_training.learner.losses import weighted_sum
 from selfcest_training.learner.options import OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner
 
-VOCABULARY, NUM_GROUPS, NUM_PASSES = 512, 2, 3
+VOCABULARY = 512
+NUM_GROUPS = 2
+NUM_PASSES = 3
 
 
 def build() -> LlamaForCausalLM:
@@ -44,7 +46,8 @@ def draw(prompt: int, completion: int, group: int) -> list[Sample]:
         for _ in range(group):
             ids = np.concatenate([shared, rng.integers(VOCABULARY, size=completion)])
             mask = np.arange(len(ids)) >= prompt
-            ones, zeros = np.ones(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.float32)
+            ones = np.ones(len(ids), dtype=np.float32)
+            zeros = np.zeros(len(ids), dtype=np.float32)
             samples.append(Sample("e", ROOT, ids, mask, zeros, ones, ones, 1.0))
     return samples
 
@@ -54,13 +57,16 @@ def peak_mib() -> float:
 
 
 def measure(rows: Rows, prompt: int, completion: int, group: int) -> tuple[int, float, float]:
-    """Ids computed, CPU-seconds of a pass, MiB."""
+    """Return the ids of a pass, its CPU-seconds, and the MiB of its peak memory."""
     torch.set_num_threads(1)
     samples = draw(prompt, completion, group)
     learner = Learner(build(), OptimizerConfig(), pad_id=0, micro_batch_tokens=8192, rows=rows)
-    before, seconds, tokens = peak_mib(), [], 0
+    before = peak_mib()
+    seconds: list[float] = []
+    tokens = 0
     for _ in range(NUM_PASSES):
-        start, tokens = time.process_time(), 0
+        start = time.process_time()
+        tokens = 0
         for batch in learner.micro_batches(samples):
             torch.autograd.backward(weighted_sum(-learner.logprobs(batch), batch.weights, batch.loss_mask))
             tokens += batch.num_tokens
@@ -74,13 +80,13 @@ def main() -> None:
     parser.add_argument("--completion", type=int, default=64)
     parser.add_argument("--group", type=int, default=8)
     options = vars(parser.parse_args())
-    found = {}
+    measurements: dict[Rows, tuple[int, float, float]] = {}
     for rows in Rows:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            found[rows] = pool.submit(measure, rows, **options).result()
-        tokens, seconds, memory = found[rows]
+            measurements[rows] = pool.submit(measure, rows, **options).result()
+        tokens, seconds, memory = measurements[rows]
         print(f"{rows}: {tokens} ids, {seconds:.2f} CPU-seconds, {memory:.0f} MiB", flush=True)
-    ratios = [slow / fast for slow, fast in zip(found[Rows.BUCKETED], found[Rows.TREE], strict=True)]
+    ratios = [slow / fast for slow, fast in zip(measurements[Rows.BUCKETED], measurements[Rows.TREE], strict=True)]
     print("bucketed / tree: {:.1f} x the ids, {:.1f} x the time, {:.1f} x the memory".format(*ratios))
 
 

@@ -1,12 +1,11 @@
-"""What the page of `selfcest trace --html` costs: its size, the time to make it, and to open it in a browser.
+"""Measure the page of `selfcest trace --html`: its size, the time to build it, and the time to open it in a browser.
 
     OMP_NUM_THREADS=1 python benchmarks/viewer.py [--episodes 5000] [--repeats 3] [--chromium /usr/bin/chromium]
 
-Experts play groups of four on sums and ledgers, most of which they hand to clones, some of these to clones of their
-own. Making is CPU time of this process, the best of the repeats, beside that of reading the records alone. Opening is
-CPU time of the page's own thread until the list and the first episode stand there, and of a step of scrolling through
-the whole list, both the best of the repeats, in a headless Chromium; left out, and said so, where there is none or no
-Playwright.
+Experts play groups of four on sums and ledgers. They delegate most of these tasks to clones, which may delegate again.
+Building is CPU time of this process, the best of the repeats; the time to read the records is measured separately.
+Opening is CPU time of the page's thread until it shows the list and the first episode, in a headless Chromium. A step
+of scrolling is one of many through the whole list. Without Chromium or Playwright these two are left out with a note.
 """
 
 from __future__ import annotations
@@ -53,7 +52,9 @@ def play(episodes: int) -> list[EpisodeRecord]:
         make_source("range_sum", min_length=12, max_length=30, pieces=(3, 12), phrasing="plain"),
         make_source("ledger_qa", min_documents=4, max_documents=9, min_named=2, max_named=5),
     )
-    reward, rng, records = make_reward("default"), np.random.default_rng(0), list[EpisodeRecord]()
+    reward = make_reward("default")
+    rng = np.random.default_rng(0)
+    records: list[EpisodeRecord] = []
     while len(records) < episodes:
         group = len(records) // 4
         source = sources[group % 2]
@@ -65,7 +66,7 @@ def play(episodes: int) -> list[EpisodeRecord]:
 
 
 def best(repeats: int, work: Callable[[], Any]) -> float:
-    """Seconds of CPU time of this process."""
+    """Return the CPU-seconds of this process, the best of the repeats."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -75,10 +76,11 @@ def best(repeats: int, work: Callable[[], Any]) -> float:
 
 
 def open_in(chromium: str, page: Path, repeats: int) -> tuple[float, float]:
-    """Seconds of the page's thread to open it, and for one step of scrolling."""
+    """Return the CPU-seconds of the page's thread to open the page, and for one step of scrolling."""
     from playwright.sync_api import sync_playwright
 
-    opened, scrolled = [], []
+    opened: list[float] = []
+    scrolled: list[float] = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium)
         for _ in range(repeats):
@@ -87,8 +89,8 @@ def open_in(chromium: str, page: Path, repeats: int) -> tuple[float, float]:
             metrics.send("Performance.enable", {"timeDomain": "threadTicks"})
 
             def busy() -> float:
-                found = metrics.send("Performance.getMetrics")["metrics"]  # noqa: B023
-                return float(next(one["value"] for one in found if one["name"] == "TaskDuration"))
+                values = metrics.send("Performance.getMetrics")["metrics"]  # noqa: B023
+                return float(next(metric["value"] for metric in values if metric["name"] == "TaskDuration"))
 
             tab.goto(page.as_uri())
             tab.wait_for_selector("#episode-name:not(:empty)")
@@ -109,7 +111,8 @@ def main() -> None:
     console = Console()
     records = play(arguments.episodes)
     with tempfile.TemporaryDirectory() as folder:
-        file, page = Path(folder) / "episodes.jsonl", Path(folder) / "page.html"
+        file = Path(folder) / "episodes.jsonl"
+        page = Path(folder) / "page.html"
         file.write_text("".join(map(write_episode, records)), encoding="utf-8")
         reading = best(arguments.repeats, lambda: list(read_episodes(file)))
         making = best(
