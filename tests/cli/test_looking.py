@@ -235,3 +235,13 @@ def test_a_stored_config_extends_no_file_elsewhere(name: str, load: Callable[[Pa
     stored.write_text("extends: ../outside.yaml\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="expected a stored config with all of its keys"):
         load(stored)
+
+
+@pytest.mark.parametrize("module", ["selfcest_baselines", "selfcest_methods.learn_playbook"])
+def test_no_other_command_takes_a_module_of_the_working_directory(module: str, folder: Path) -> None:
+    for name in PROBED:
+        (folder / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')", encoding="utf-8")
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not Path("ran").exists(), Path("ran").read_text(encoding="utf-8")

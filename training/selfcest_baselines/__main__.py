@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the working directory, which may be a stranger's folder
+
 import json
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +20,7 @@ from selfcest_baselines.learner import LEARNERS
 from selfcest_baselines.progress import CurvePoint
 from selfcest_baselines.train import train
 from selfcest_env.errors import ConfigError, SelfcestError
+from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import build
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import TASKS, make_task
@@ -83,4 +90,5 @@ def _print_point(point: CurvePoint) -> None:
 
 
 if __name__ == "__main__":
+    search_folder(os.getcwd())
     app()

@@ -6,6 +6,11 @@ python -m selfcest_methods.learn_playbook STUDY.yaml --family FAMILY --playbook 
 from __future__ import annotations
 
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the working directory, which may be a stranger's folder
+
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +20,7 @@ import numpy as np
 import typer
 
 from selfcest_env.errors import ConfigError, SelfcestError, TaskError
+from selfcest_env.local_modules import search_folder
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource, source_of_config
@@ -126,4 +132,5 @@ def run() -> None:
 
 
 if __name__ == "__main__":
+    search_folder(os.getcwd())
     run()
