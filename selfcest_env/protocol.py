@@ -142,7 +142,7 @@ class SupportsNotes(Protocol):
 class ControlsTurns(Protocol):
     """A protocol that gives agents fewer turns than `Limits.max_turns`, more to who asks, and says what is left.
 
-    Optional, as `text.prompt_variants.TellTurns` makes one.
+    Optional, as `text.prompt_variants.AddTurnLimit` makes one.
 
     Attributes:
         turns: that an agent may take without asking, at least 1.

@@ -5,7 +5,7 @@ class, a module or a field is renamed, so classes declare the names that are wri
 
     @stored_as("TellTurns", turns="turns", extension="extension")
     @dataclass(frozen=True)
-    class TellTurns: ...
+    class AddTurnLimit: ...
 
 A field that is renamed keeps its stored name: `more_turns="extension"`. A class that declares nothing, as one of a
 user's own package, is written by the names that it has.

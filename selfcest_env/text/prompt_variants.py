@@ -81,7 +81,7 @@ def _check_lacks(prompt_variant: object, protocol: PromptFormat, capability: typ
 
 @stored_as("Tell", root="root", clone="clone")
 @dataclass(frozen=True)
-class Tell:
+class AddNote:
     """A prompt variant that adds a note to the opening of the root, of every clone, or of both.
 
     Attributes:
@@ -98,7 +98,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class _WithNotes(ProtocolDecorator):
-    notes: Tell
+    notes: AddNote
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
         note = self.notes.root if brief.role is Role.ROOT else self.notes.clone
@@ -111,7 +111,7 @@ class _WithNotes(ProtocolDecorator):
 
 @stored_as("TellClones")
 @dataclass(frozen=True)
-class TellClones:
+class AddCloneLimit:
     """A prompt variant that tells agents which may delegate how many clones they and their subtrees may start."""
 
     def __call__(self, protocol: PromptFormat) -> PromptFormat:
@@ -130,14 +130,14 @@ class _WithCloneLimit(ProtocolDecorator):
 
 
 class HermesClonesProtocol(_WithCloneLimit):
-    """`hermes` with `TellClones` under a registered name, so that a policy can be trained on several limits."""
+    """`hermes` with `AddCloneLimit` under a registered name, so that a policy can be trained on several limits."""
 
     def __init__(self) -> None:
         super().__init__(HermesProtocol())
 
 
 class TerseClonesProtocol(_WithCloneLimit):
-    """`terse` with `TellClones`: `<root>#ABCDEF?BF[4]<asst>`."""
+    """`terse` with `AddCloneLimit`: `<root>#ABCDEF?BF[4]<asst>`."""
 
     def __init__(self) -> None:
         super().__init__(TerseProtocol())
@@ -148,7 +148,7 @@ class TerseClonesProtocol(_WithCloneLimit):
 
 @stored_as("TellTurns", turns="turns", extension="extension", reminders="reminders")
 @dataclass(frozen=True)
-class TellTurns(Checked):
+class AddTurnLimit(Checked):
     """A prompt variant that tells an agent how many turns it has, and after every turn how many are left.
 
     Attributes:
@@ -204,7 +204,7 @@ def _format_turns(number: int) -> str:
 
 @stored_as("TellBoard", posts="posts")
 @dataclass(frozen=True)
-class TellBoard(Checked):
+class AddBoard(Checked):
     """A prompt variant with a board: clones leave notes, which clones of later calls of their parent get as documents.
 
     A note is a line `post: ...` of a clone's reply. The parent reads it in the reply, and a later clone pays for it as

@@ -19,7 +19,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.markers import PlainTextProtocol
-from selfcest_env.text.prompt_variants import Tell, TellBoard, TellClones, TellTurns
+from selfcest_env.text.prompt_variants import AddBoard, AddCloneLimit, AddNote, AddTurnLimit
 from selfcest_env.text.protocols import PROTOCOLS, make_protocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
@@ -65,12 +65,12 @@ def draw_rules(seed):
     drawn = Rules(
         limits, rng.choice((protocol, PlainTextProtocol(protocol))), rng.choice((WordCounter(), ByteCounter()))
     )
-    prompt_variants = [Tell(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), TellClones()]
+    prompt_variants = [AddNote(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), AddCloneLimit()]
     if limits.max_turns:
         turns = rng.randint(1, limits.max_turns)
-        prompt_variants.append(TellTurns(turns, rng.randint(0, limits.max_turns - turns), rng.random() < 0.7))
+        prompt_variants.append(AddTurnLimit(turns, rng.randint(0, limits.max_turns - turns), rng.random() < 0.7))
     if not terse:
-        prompt_variants.append(TellBoard(rng.randint(1, 3)))
+        prompt_variants.append(AddBoard(rng.randint(1, 3)))
     for prompt_variant in rng.sample(prompt_variants, rng.randrange(3)):
         drawn = drawn.with_variant(prompt_variant)
     return drawn
@@ -255,8 +255,12 @@ def test_accounts_add_up_under_every_wording_of_every_protocol(name, plain):
         reply_tokens=8,
     )
     protocol = PlainTextProtocol(make_protocol(name)) if plain else make_protocol(name)
-    told = [Tell(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), TellClones(), TellTurns(2, 4, True)]
-    told += [] if terse else [TellBoard(2)]
+    told = [
+        AddNote(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)),
+        AddCloneLimit(),
+        AddTurnLimit(2, 4, True),
+    ]
+    told += [] if terse else [AddBoard(2)]
     shown = extended = 0
     for prompt_variants in [(), *((prompt_variant,) for prompt_variant in told), told, told[::-1]]:
         rules = Rules(limits, protocol, WordCounter())

@@ -27,10 +27,11 @@ from selfcest_env.protocol import LONGEST_NAME, Brief, Note, PromptFormat, Promp
 from selfcest_env.record import build_record, from_json, to_json
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.rules import Rules
+from selfcest_env.stored import stored_name
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
-from selfcest_env.text.prompt_variants import Tell, TellBoard, TellClones, TellTurns
+from selfcest_env.text.prompt_variants import AddBoard, AddCloneLimit, AddNote, AddTurnLimit
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.text.spaces import transcript_text
 from selfcest_env.text.terse import TerseProtocol
@@ -69,7 +70,7 @@ def content(protocol: PromptFormat, brief: Brief) -> str:
 
 def test_a_note_stands_in_every_message_of_every_protocol() -> None:
     root, clone = Note("Be quick.", 3), Note("Take B3.", trusted=False)
-    tell = Tell(root, clone)
+    tell = AddNote(root, clone)
     assert content(tell(TERSE), Brief(Role.ROOT, "1?")) == "<root>1?[3]<asst>"
     assert content(tell(TERSE), Brief(Role.CLONE, "1?")) == "<clone>1?Take B3.<asst>"
     assert TERSE.note(TERSE.fault(Fault.NO_ANSWER), Note("", 120)).content == "<err>[99]<asst>"
@@ -77,11 +78,11 @@ def test_a_note_stands_in_every_message_of_every_protocol() -> None:
     assert system.content.endswith("\nBe quick.")
     assert user.content == "1?"
     assert tell(HERMES).open(Brief(Role.CLONE, "1?"))[0].parts[-1].trusted is False
-    assert content(Tell()(HERMES), Brief(Role.ROOT, "1?")) == content(HERMES, Brief(Role.ROOT, "1?"))
+    assert content(AddNote()(HERMES), Brief(Role.ROOT, "1?")) == content(HERMES, Brief(Role.ROOT, "1?"))
 
 
 def test_what_others_wrote_is_neutral_where_text_is_read() -> None:
-    tell = Tell(Note("<|im_end|>", trusted=False))
+    tell = AddNote(Note("<|im_end|>", trusted=False))
     assert "<|im_end|>" not in content(tell(PlainTextProtocol(HERMES)), Brief(Role.ROOT, "1?"))
 
 
@@ -94,7 +95,7 @@ class Silent:
 
 def test_a_protocol_that_can_say_no_more_says_so() -> None:
     with pytest.raises(ConfigError, match=r"the protocol Silent has no note\(message, note\).*'Be quick.'"):
-        Tell(Note("Be quick."))(Silent()).open(Brief(Role.ROOT, "1?"))  # type: ignore[arg-type]
+        AddNote(Note("Be quick."))(Silent()).open(Brief(Role.ROOT, "1?"))  # type: ignore[arg-type]
 
 
 def test_clones_are_told_to_who_may_call_them() -> None:
@@ -104,14 +105,14 @@ def test_clones_are_told_to_who_may_call_them() -> None:
         assert said not in content(protocol, Brief(Role.ROOT, "1?", clones=6))
     # Of 6 clones two go to the call, and the rest is shared: 2 each, which leaves cannot use.
     for depth, expected in ((2, "1@[2]<asst>"), (1, "1@<asst>")):
-        kernel = terse(TellClones(), replace(LIMITS, total_tokens=99, max_clones=6, max_depth=depth))
+        kernel = terse(AddCloneLimit(), replace(LIMITS, total_tokens=99, max_clones=6, max_depth=depth))
         assert kernel.agents[ROOT].messages[0].content == "<root>#B1?[6]<asst>"
         kernel.step(ROOT, Delegate((CloneRequest("1@"), CloneRequest("1@"))), Usage(3))
         assert kernel.agents[ROOT.child(0)].messages[0].content == f"<clone>{expected}"
 
 
 def test_turns_are_told_counted_and_charged() -> None:
-    kernel = terse(TellTurns(3))
+    kernel = terse(AddTurnLimit(3))
     assert kernel.agents[ROOT].messages[0].content == "<root>#B1?[3]<asst>"
     say(kernel, "12")
     assert kernel.agents[ROOT].messages[-1].content == "<err>[2]<asst>"
@@ -126,14 +127,14 @@ def test_turns_are_told_counted_and_charged() -> None:
 
 
 def test_without_reminders_turns_are_told_once() -> None:
-    kernel = terse(TellTurns(3, reminders=False))
+    kernel = terse(AddTurnLimit(3, reminders=False))
     assert kernel.agents[ROOT].messages[0].content == "<root>#B1?[3]<asst>"
     say(kernel, "12")
     assert kernel.agents[ROOT].messages[-1].content == "<err><asst>"
 
 
 def test_reading_is_reminded_too() -> None:
-    kernel = terse(TellTurns(3), replace(LIMITS, max_reads=1))
+    kernel = terse(AddTurnLimit(3), replace(LIMITS, max_reads=1))
     say(kernel, "<read>B</read>")
     assert kernel.agents[ROOT].messages[-1].content == "<doc>B35[2]<asst>"
     assert kernel.ledger[ROOT].spent.total_tokens == 7 + 3 + 6
@@ -144,7 +145,7 @@ ASK = "More turns: 5"  # 13 tokens
 
 def test_who_asks_goes_on_and_who_does_not_ends() -> None:
     for text, status, left in (("12", Status.OUT_OF_TURNS, None), (ASK, Status.READY, "<err>[1]<asst>")):
-        kernel = terse(TellTurns(1, extension=1), replace(LIMITS, max_turns=2))
+        kernel = terse(AddTurnLimit(1, extension=1), replace(LIMITS, max_turns=2))
         seen = observe(kernel, ROOT)
         assert seen.is_last
         assert seen.can_delegate  # a call could be granted, beside the words that ask
@@ -162,7 +163,7 @@ def test_who_asks_goes_on_and_who_does_not_ends() -> None:
 
 def test_an_extension_carries_a_call() -> None:
     kernel = Kernel(
-        TASK, Rules(replace(LIMITS, total_tokens=900, turn_tokens=90), HERMES, WORDS).with_variant(TellTurns(1, 2))
+        TASK, Rules(replace(LIMITS, total_tokens=900, turn_tokens=90), HERMES, WORDS).with_variant(AddTurnLimit(1, 2))
     )
     call = HERMES.render(Delegate((CloneRequest("Add."),)), "More turns: 1")
     kernel.play(ROOT, call, Usage(WORDS.count_text(call)))
@@ -175,18 +176,18 @@ def test_an_extension_carries_a_call() -> None:
 
 @pytest.mark.parametrize("text", ["<think>\nMore turns: 2\n</think>12", "I want More turns: 2", "More turns: none"])
 def test_what_is_no_request(text: str) -> None:
-    assert TellTurns(2, 2)(HERMES).asked(text) == 0  # type: ignore[attr-defined]
+    assert AddTurnLimit(2, 2)(HERMES).asked(text) == 0  # type: ignore[attr-defined]
 
 
 def test_a_turn_that_was_cut_asks_for_nothing() -> None:
-    kernel = terse(TellTurns(1, extension=1), replace(LIMITS, max_turns=2))
+    kernel = terse(AddTurnLimit(1, extension=1), replace(LIMITS, max_turns=2))
     kernel.play(ROOT, ASK, Usage(21))
     assert kernel.agents[ROOT].status is Status.OUT_OF_TURNS
 
 
 def test_no_extension_leads_where_the_account_cannot_follow() -> None:
     # The prompt is 7: 4 tokens are no notice of 4 and an answer of 2, so the turn is the last one whatever it says.
-    kernel = terse(TellTurns(1, extension=2), replace(LIMITS, total_tokens=11))
+    kernel = terse(AddTurnLimit(1, extension=2), replace(LIMITS, total_tokens=11))
     assert observe(kernel, ROOT).max_new_tokens == 4
     say(kernel, "More")
     assert kernel.agents[ROOT].status is Status.OUT_OF_TOKENS
@@ -194,20 +195,20 @@ def test_no_extension_leads_where_the_account_cannot_follow() -> None:
 
 def test_turn_control_needs_a_bound() -> None:
     with pytest.raises(ConfigError, match="max_turns is None"):
-        terse(TellTurns(2), replace(LIMITS, max_turns=None))
+        terse(AddTurnLimit(2), replace(LIMITS, max_turns=None))
     with pytest.raises(ConfigError, match="turns is 0"):
-        TellTurns(0)
-    for told in (TellTurns(4), TellTurns(2, extension=2)):
+        AddTurnLimit(0)
+    for told in (AddTurnLimit(4), AddTurnLimit(2, extension=2)):
         with pytest.raises(ConfigError, match=rf"max_turns is 3, .* {told.turns} turns and {told.extension} more"):
             terse(told)
 
 
 def test_one_turn_is_one_turn() -> None:
-    assert content(TellTurns(1)(HERMES), Brief(Role.ROOT, "1?")).endswith("\nYou have 1 turn.\n1?")
+    assert content(AddTurnLimit(1)(HERMES), Brief(Role.ROOT, "1?")).endswith("\nYou have 1 turn.\n1?")
 
 
 def test_an_extension_is_no_longer_than_is_told() -> None:
-    kernel = terse(TellTurns(1, extension=1), replace(LIMITS, total_tokens=200, max_turns=3))
+    kernel = terse(AddTurnLimit(1, extension=1), replace(LIMITS, total_tokens=200, max_turns=3))
     say(kernel, "More turns: 2")
     assert kernel.agents[ROOT].extra_turns == 1
     assert not observe(kernel, ROOT).can_delegate  # what it could ask for has been given
@@ -219,10 +220,10 @@ def test_an_extension_is_no_longer_than_is_told() -> None:
 def test_a_board_needs_lines(protocol: str) -> None:
     for inner in (make_protocol(protocol), PlainTextProtocol(make_protocol(protocol))):
         with pytest.raises(ConfigError, match="TerseProtocol has no lines: it says a note by its number"):
-            Rules(LIMITS, inner, WORDS).with_variant(TellBoard())
+            Rules(LIMITS, inner, WORDS).with_variant(AddBoard())
 
 
-@pytest.mark.parametrize(("prompt_variant", "depth"), [(TellClones(), 2), (TellBoard(), 1), (None, 2)])
+@pytest.mark.parametrize(("prompt_variant", "depth"), [(AddCloneLimit(), 2), (AddBoard(), 1), (None, 2)])
 def test_who_may_delegate_can_pay_for_a_clone(prompt_variant: PromptVariant | None, depth: int) -> None:
     """At every budget around the one from which on it can, before anything was posted and after."""
     found = set()
@@ -245,10 +246,12 @@ def test_the_smallest_call_is_priced_as_it_is_written() -> None:
     limits = replace(LIMITS, total_tokens=2000, reply_tokens=20, max_turns=5, max_depth=2)
     rules = Rules(limits, HERMES, WORDS)
     told = WORDS.count_text("You may start clones: at most 0 in all.")
-    assert rules.with_variant(TellClones()).smallest_call(0).total_tokens - rules.smallest_call(0).total_tokens == told
+    assert (
+        rules.with_variant(AddCloneLimit()).smallest_call(0).total_tokens - rules.smallest_call(0).total_tokens == told
+    )
     # A leaf is told nothing, and its parent's price knows.
-    assert rules.with_variant(TellClones()).smallest_call(1) == rules.smallest_call(1)
-    board = rules.with_variant(TellBoard())
+    assert rules.with_variant(AddCloneLimit()).smallest_call(1) == rules.smallest_call(1)
+    board = rules.with_variant(AddBoard())
     shown = board.smallest_call(0, {"post 1 of root.0": "odd"}).total_tokens - board.smallest_call(0).total_tokens
     assert shown == WORDS.count_text("\n\nDocument post 1 of root.0:\nodd")
 
@@ -270,7 +273,14 @@ def test_the_smallest_call_is_a_lower_bound_where_digits_are_counted() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(
-        [TellBoard(2), TellTurns(2, 3), TellTurns(5), TellTurns(1, 4, False), TellClones(), Tell(Note("Go.", 1))]
+        [
+            AddBoard(2),
+            AddTurnLimit(2, 3),
+            AddTurnLimit(5),
+            AddTurnLimit(1, 4, False),
+            AddCloneLimit(),
+            AddNote(Note("Go.", 1)),
+        ]
     ),
     st.integers(40, 400),
     st.integers(0, 1000),
@@ -279,7 +289,7 @@ def test_prices_hold_under_every_prompt_variant(prompt_variant: PromptVariant, b
     """The kernel asserts that no message costs more than was reserved for it; records can be played again."""
     limits = Limits(total_tokens=budget, turn_tokens=40, answer_reserve=3, reply_tokens=4, max_turns=5, max_reads=2)
     task = replace(TASK, context={"B": "35", "C": "1"})
-    for protocol in (HERMES, TERSE)[: 1 if isinstance(prompt_variant, TellBoard) else 2]:
+    for protocol in (HERMES, TERSE)[: 1 if isinstance(prompt_variant, AddBoard) else 2]:
         rules = Rules(limits, protocol, WORDS)
 
         class Asks(RandomActor):
@@ -302,9 +312,13 @@ def test_a_record_tells_another_wording_apart() -> None:
             return HERMES.render(Answer("7"))
 
     # Of equal prices, and of an episode in which a board has not been shown yet.
-    for played, other in ((Tell(Note("Be quick.")), Tell(Note("Be short."))), (TellBoard(), None), (None, TellBoard())):
+    for played, other in (
+        (AddNote(Note("Be quick.")), AddNote(Note("Be short."))),
+        (AddBoard(), None),
+        (None, AddBoard()),
+    ):
         (record,) = rollout([RolloutRequest("e", TASK, 0, prompt_variant=played)], ScriptedPolicy(Answers()), rules)
-        assert record.prompt_variant == (() if played is None else (repr(played),))
+        assert record.prompt_variant == (() if played is None else (stored_repr(played),))
         assert from_json(to_json(record)) == record
         assert restore(record, rules.with_variant(played)).done
         said = {True: "no prompt variant", False: "the prompt variant Tell"}
@@ -320,7 +334,7 @@ def test_a_record_tells_another_wording_apart() -> None:
 
 def test_records_from_before_wordings_were_named_are_restored_by_the_right_one() -> None:
     rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
-    told = Tell(Note("Be quick."))
+    told = AddNote(Note("Be quick."))
     for played, other in ((told, None), (None, told)):
         record = build_record(Kernel(TASK, rules.with_variant(played)), {}, episode_id="e", seed=0)
         data = {key: value for key, value in to_json(record).items() if key != "wording"} | {"format": 4}
@@ -339,16 +353,18 @@ def test_a_record_that_names_no_wording_is_told_apart_by_its_prices() -> None:
         def act(self, observation: object, rng: object) -> str:
             return HERMES.render(Answer("7"))
 
-    (record,) = rollout([RolloutRequest("e", TASK, 0, prompt_variant=TellTurns(2))], ScriptedPolicy(Answers()), rules)
+    (record,) = rollout(
+        [RolloutRequest("e", TASK, 0, prompt_variant=AddTurnLimit(2))], ScriptedPolicy(Answers()), rules
+    )
     earlier = replace(record, prompt_variant=None)
-    assert restore(earlier, rules.with_variant(TellTurns(2))).done
+    assert restore(earlier, rules.with_variant(AddTurnLimit(2))).done
     with pytest.raises(RecordError, match="with the prompt variant that it does not name"):
         restore(earlier, rules)
 
 
 def test_rules_keep_their_names_under_other_limits() -> None:
-    with_variant = Rules(LIMITS, HERMES, WORDS).with_variant(Tell(Note("Be quick."))).with_variant(TellClones())
-    names = (repr(Tell(Note("Be quick."))), "TellClones()")
+    with_variant = Rules(LIMITS, HERMES, WORDS).with_variant(AddNote(Note("Be quick."))).with_variant(AddCloneLimit())
+    names = (stored_repr(AddNote(Note("Be quick."))), "TellClones()")
     assert with_variant.with_limits(replace(LIMITS, max_turns=0)).prompt_variant == with_variant.prompt_variant == names
 
 
@@ -375,7 +391,7 @@ class Terse(Calls):
         return object.__repr__(self)
 
 
-@pytest.mark.parametrize("prompt_variant", [lambda protocol: protocol, Thawed(), TellClones, Note("Be quick.")])
+@pytest.mark.parametrize("prompt_variant", [lambda protocol: protocol, Thawed(), AddCloneLimit, Note("Be quick.")])
 def test_a_prompt_variant_that_has_no_name_is_refused(prompt_variant: PromptVariant) -> None:
     with pytest.raises(ConfigError, match="the prompt variant is .*; expected a frozen dataclass with __call__"):
         Rules(LIMITS, HERMES, WORDS).with_variant(prompt_variant)
@@ -391,24 +407,30 @@ def test_a_field_that_no_text_stands_for_is_refused(what: object, place: str) ->
         Rules(LIMITS, HERMES, WORDS).with_variant(Holds(what))
 
 
+def stored_repr(prompt_variant: object) -> str:
+    """Return the text that a class prints of its value, under the stored name of the class."""
+    cls = type(prompt_variant)
+    return stored_name(cls) + repr(prompt_variant).removeprefix(cls.__name__)
+
+
 def test_a_name_says_every_field_whatever_its_class_prints() -> None:
     rules = Rules(LIMITS, HERMES, WORDS)
     assert [rules.with_variant(Terse(i)).prompt_variant for i in (1, 2)] == [("Terse(hidden=1)",), ("Terse(hidden=2)",)]
     assert rules.with_variant(Terse(1)) is rules.with_variant(Terse(1))
-    for prompt_variant in (TellTurns(1, 2), Tell(Note("It's.\n", 3)), Holds((1,)), Holds((1.5, None))):
-        assert rules.with_variant(prompt_variant).prompt_variant == (repr(prompt_variant),)
+    for prompt_variant in (AddTurnLimit(1, 2), AddNote(Note("It's.\n", 3)), Holds((1,)), Holds((1.5, None))):
+        assert rules.with_variant(prompt_variant).prompt_variant == (stored_repr(prompt_variant),)
     assert rules.with_variant(Holds(Role.ROOT)).prompt_variant == ("Holds(what=Role.ROOT)",)
 
 
 def test_a_long_name_is_a_digest_in_records_and_in_messages() -> None:
     rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
-    book, other = (Tell(Note("Check the units. " * 30 + end)) for end in ("a", "b"))
+    book, other = (AddNote(Note("Check the units. " * 30 + end)) for end in ("a", "b"))
     record = build_record(Kernel(TASK, rules.with_variant(book)), {}, episode_id="e", seed=0)
     (name,) = record.prompt_variant
     assert re.fullmatch(r"Tell\(blake2b:[0-9a-f]{16}\)", name)
     assert restore(record, rules.with_variant(book)).done
     # The digest is of what the name would be, and a record with that one is of the same episode.
-    written = replace(record, prompt_variant=(repr(book),))
+    written = replace(record, prompt_variant=(stored_repr(book),))
     assert restore(written, rules.with_variant(book)).done
     for found in (record, written):
         with pytest.raises(RecordError) as error:
@@ -421,7 +443,7 @@ def test_a_name_of_the_longest_length_is_written_out() -> None:
     rules = Rules(LIMITS, HERMES, WORDS)
     for spare, whole in ((0, True), (1, False)):
         prompt_variant = Holds("x" * (LONGEST_NAME - len("Holds(what='')") + spare))
-        assert (rules.with_variant(prompt_variant).prompt_variant == (repr(prompt_variant),)) == whole
+        assert (rules.with_variant(prompt_variant).prompt_variant == (stored_repr(prompt_variant),)) == whole
 
 
 # Around one another
@@ -451,13 +473,13 @@ class HandsOn:
         return getattr(self.protocol, name)
 
 
-AROUND: list[PromptVariant] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside, HandsOn]  # type: ignore[list-item]
+AROUND: list[PromptVariant] = [AddCloneLimit(), AddNote(Note("Go.", 1)), PlainTextProtocol, Inside, HandsOn]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("around", AROUND, ids=str)
 def test_turn_control_and_a_board_are_found_in_what_is_wrapped(around: PromptVariant) -> None:
     limits = replace(LIMITS, total_tokens=2000, turn_tokens=90, reply_tokens=20, max_turns=5)
-    rules = Rules(limits, around(TellBoard()(TellTurns(2, 1)(HERMES))), WORDS)
+    rules = Rules(limits, around(AddBoard()(AddTurnLimit(2, 1)(HERMES))), WORDS)
     kernel = Kernel(TASK, rules)
     assert "You have 2 turns." in kernel.agents[ROOT].messages[0].content
     kernel.step(ROOT, Delegate((CloneRequest("Add."),)), Usage(3))
@@ -496,13 +518,13 @@ class FormerBoard(Inside):
     ],
 )
 def test_a_protocol_that_controls_turns_or_keeps_a_board_in_part_is_refused(former: type[Inside], words: str) -> None:
-    for protocol in (former(HERMES), TellClones()(former(HERMES))):  # type: ignore[arg-type]
+    for protocol in (former(HERMES), AddCloneLimit()(former(HERMES))):  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=words):
             Rules(LIMITS, protocol, WORDS)  # type: ignore[arg-type]
 
 
 def test_the_environment_of_texts_keeps_both_and_has_room_for_them() -> None:
-    protocol = TellBoard(posts=1000)(TellTurns(11)(HERMES))
+    protocol = AddBoard(posts=1000)(AddTurnLimit(11)(HERMES))
     limits = Limits(100_000, turn_tokens=90, reply_tokens=90, max_turns=11, max_clones=20, max_clones_per_call=2)
     env = delegation_v0.parallel_env(limits=limits, protocol=protocol, max_chars=64, max_task_chars=100)
     env.reset(seed=0, options={"task": replace(TASK, context={})})
@@ -525,14 +547,14 @@ def test_a_prompt_variant_that_hides_what_there_is_says_so() -> None:
             return HERMES
 
     rules = Rules(LIMITS, HERMES, WORDS)
-    for prompt_variant, kind in ((TellTurns(2), "ControlsTurns"), (TellBoard(), "KeepsBoard")):
+    for prompt_variant, kind in ((AddTurnLimit(2), "ControlsTurns"), (AddBoard(), "KeepsBoard")):
         with pytest.raises(ConfigError, match=f"hides the {kind} of the protocol that it wraps; .* attribute protocol"):
             rules.with_variant(prompt_variant).with_variant(Hidden())
 
 
-@pytest.mark.parametrize("prompt_variant", [TellTurns(2), TellBoard()])
+@pytest.mark.parametrize("prompt_variant", [AddTurnLimit(2), AddBoard()])
 def test_what_is_told_once_is_told_once(prompt_variant: PromptVariant) -> None:
-    rules = Rules(LIMITS, HERMES, WORDS).with_variant(prompt_variant).with_variant(TellClones())
+    rules = Rules(LIMITS, HERMES, WORDS).with_variant(prompt_variant).with_variant(AddCloneLimit())
     with pytest.raises(ConfigError, match="leave one of the two out"):
         rules.with_variant(prompt_variant)
 
@@ -551,7 +573,7 @@ def user(kernel: Kernel, child: int) -> str:
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_a_post_is_seen_when_its_whole_call_has_joined(order: tuple[int, int]) -> None:
     rules = Rules(replace(LIMITS, total_tokens=2000, reply_tokens=20, max_turns=5), HERMES, WORDS)
-    kernel, plain = Kernel(TASK, rules.with_variant(TellBoard(posts=2))), Kernel(TASK, rules)
+    kernel, plain = Kernel(TASK, rules.with_variant(AddBoard(posts=2))), Kernel(TASK, rules)
     texts = {0: "Answer: 5\npost: 2 + 3 is 5", 1: "Answer: 1\npost: B is odd\npost: 2 + 3 is 5", 2: "Answer: no"}
     for game in (kernel, plain):
         call(game, "Add.")
@@ -578,10 +600,10 @@ def test_a_post_is_seen_when_its_whole_call_has_joined(order: tuple[int, int]) -
 
 
 def test_posts_that_are_none_and_who_is_not_asked() -> None:
-    board = TellBoard(posts=1)(HERMES)
+    board = AddBoard(posts=1)(HERMES)
     assert board.board({ROOT.child(0): "I post: x", ROOT.child(1): "post: "}) == {}  # type: ignore[attr-defined]
     posts = {ROOT.child(0): "5\npost: a", ROOT.child(1): "post: b"}
     assert board.board(posts) == {"post 1 of root.1": "b"}  # type: ignore[attr-defined]
     assert content(board, Brief(Role.ROOT, "1?")) == content(HERMES, Brief(Role.ROOT, "1?"))
     with pytest.raises(ConfigError, match="posts is 0"):
-        TellBoard(0)
+        AddBoard(0)

@@ -10,19 +10,19 @@ from renamed import renamed
 from selfcest_env.protocol import Note, PromptFormat, PromptVariant, prompt_variant_name
 from selfcest_env.seeding import stream_seed, turn_seed
 from selfcest_env.stored import by_field, stored_as, stored_fields, stored_text, to_stored
-from selfcest_env.text.prompt_variants import Tell, TellBoard, TellClones, TellTurns
+from selfcest_env.text.prompt_variants import AddBoard, AddCloneLimit, AddNote, AddTurnLimit
 from selfcest_env.types import ROOT, AgentId, Limits
 
 # What records call the prompt variants of the game. They stand in stored episodes.
 PROMPT_VARIANTS: list[tuple[PromptVariant, str]] = [
     (
-        Tell(Note("Go.", 3), Note("Help.", trusted=False)),
+        AddNote(Note("Go.", 3), Note("Help.", trusted=False)),
         "Tell(root=Note(text='Go.', number=3, trusted=True), clone=Note(text='Help.', number=0, trusted=False))",
     ),
-    (Tell(clone=Note("x" * 200)), "Tell(blake2b:a4ceca63547de9d4)"),
-    (TellClones(), "TellClones()"),
-    (TellTurns(4, extension=2), "TellTurns(turns=4, extension=2, reminders=True)"),
-    (TellBoard(5), "TellBoard(posts=5)"),
+    (AddNote(clone=Note("x" * 200)), "Tell(blake2b:a4ceca63547de9d4)"),
+    (AddCloneLimit(), "TellClones()"),
+    (AddTurnLimit(4, extension=2), "TellTurns(turns=4, extension=2, reminders=True)"),
+    (AddBoard(5), "TellBoard(posts=5)"),
 ]
 
 

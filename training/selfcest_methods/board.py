@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
-from selfcest_env.text.prompt_variants import TellBoard
+from selfcest_env.text.prompt_variants import AddBoard
 from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation
 
 
@@ -30,5 +30,5 @@ class NoteBoard(Strategy, Checked):
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, 1)
 
-    def prompt_variant(self, context: PlayContext) -> TellBoard:
-        return TellBoard(self.posts)
+    def prompt_variant(self, context: PlayContext) -> AddBoard:
+        return AddBoard(self.posts)

@@ -20,7 +20,7 @@ from selfcest_env.protocol import Note
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
-from selfcest_env.text.prompt_variants import Tell
+from selfcest_env.text.prompt_variants import AddNote
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, check_delegation
 
@@ -42,8 +42,8 @@ class Way(Strategy):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return self.means.limits(limits, task)
 
-    def prompt_variant(self, context: PlayContext) -> Tell:
-        return Tell(root=self.says)
+    def prompt_variant(self, context: PlayContext) -> AddNote:
+        return AddNote(root=self.says)
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Question(Strategy):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return one_turn(limits, self.tokens)
 
-    def prompt_variant(self, context: PlayContext) -> Tell:
-        return Tell(root=self.says)
+    def prompt_variant(self, context: PlayContext) -> AddNote:
+        return AddNote(root=self.says)
 
 
 @stored_as(decision_tokens="decision_tokens")
@@ -85,8 +85,8 @@ class Deciding(Strategy, Checked):
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, 1)
 
-    def prompt_variant(self, context: PlayContext) -> Tell | None:
-        return Tell(root=self.question())
+    def prompt_variant(self, context: PlayContext) -> AddNote | None:
+        return AddNote(root=self.question())
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         asked = Question(self.question(), self.decision_tokens)

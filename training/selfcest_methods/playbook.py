@@ -24,7 +24,7 @@ from selfcest_env.stored import stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Size, structure, to_builtins
 from selfcest_env.tasks import TaskSource
 from selfcest_env.tasks.source import identity_of
-from selfcest_env.text.prompt_variants import Tell
+from selfcest_env.text.prompt_variants import AddNote
 from selfcest_env.types import Role, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
 from selfcest_training.files import readable
@@ -94,8 +94,8 @@ class Playbook(Checked):
         lines = [f"[{bullet.key}] {bullet.text}" for bullet in self.of(role)]
         return Note("\n".join([HEADING, *lines]), trusted=False) if lines else None
 
-    def prompt_variant(self) -> Tell:
-        return Tell(self.note(Role.ROOT), self.note(Role.CLONE))
+    def prompt_variant(self) -> AddNote:
+        return AddNote(self.note(Role.ROOT), self.note(Role.CLONE))
 
     def to_json(self) -> str:
         return json.dumps(to_builtins(self), indent=1, ensure_ascii=False) + "\n"
@@ -158,7 +158,7 @@ class WithPlaybook(Strategy, Checked):
     def recipe(self) -> Mapping[str, object]:
         return {**super().recipe, "playbook": to_stored(self.playbook)}  # a file may change and keep its name
 
-    def prompt_variant(self, context: PlayContext) -> Tell:
+    def prompt_variant(self, context: PlayContext) -> AddNote:
         return self.playbook.prompt_variant()
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
@@ -234,15 +234,15 @@ class _Asks(Monolithic):
 
     order: str = ""
 
-    def prompt_variant(self, context: PlayContext) -> Tell:
-        return Tell(root=Note(self.order))
+    def prompt_variant(self, context: PlayContext) -> AddNote:
+        return AddNote(root=Note(self.order))
 
 
 @dataclass(frozen=True)
 class _Plays(Strategy):
     book: Playbook = Playbook()
 
-    def prompt_variant(self, context: PlayContext) -> Tell:
+    def prompt_variant(self, context: PlayContext) -> AddNote:
         return self.book.prompt_variant()
 
 

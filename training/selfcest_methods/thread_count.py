@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
-from selfcest_env.text.prompt_variants import TellClones
+from selfcest_env.text.prompt_variants import AddCloneLimit
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation
 
@@ -29,8 +29,8 @@ class ThreadCount(Strategy, Checked):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_clones=self.threads, max_clones_per_call=self.threads)
 
-    def prompt_variant(self, context: PlayContext) -> TellClones:
-        return TellClones()
+    def prompt_variant(self, context: PlayContext) -> AddCloneLimit:
+        return AddCloneLimit()
 
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, self.threads)

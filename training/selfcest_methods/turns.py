@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
-from selfcest_env.text.prompt_variants import TellTurns
+from selfcest_env.text.prompt_variants import AddTurnLimit
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import PlayContext, Strategy
 
@@ -32,8 +32,8 @@ class TurnLimit(Strategy, Checked):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_turns=self._most)
 
-    def prompt_variant(self, context: PlayContext) -> TellTurns:
-        return TellTurns(self.turns, self._most - self.turns, self.reminders)
+    def prompt_variant(self, context: PlayContext) -> AddTurnLimit:
+        return AddTurnLimit(self.turns, self._most - self.turns, self.reminders)
 
     def check(self, context: PlayContext) -> None:
         most = context.limits.max_turns

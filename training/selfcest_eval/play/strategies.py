@@ -116,7 +116,7 @@ class Strategy:
         return None
 
     def prompt_variant(self, context: PlayContext) -> PromptVariant | None:
-        """What its episodes say around the policy's protocol, as `text.prompt_variants.TellTurns`; `None`: nothing."""
+        """What its episodes say around the policy's protocol, e.g. `AddTurnLimit`; `None`: nothing."""
         return None
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
