@@ -131,7 +131,9 @@ class TwoWikiTables(TableExpert, FileSource):
         self, titles: Sequence[str], columns: Mapping[str, Mapping[str, str]], subjects: Mapping[str, _Subject]
     ) -> Task:
         question = TableQuestion((KEY, *columns), tuple(titles))
-        rows = [(title, *(values[title] for values in columns.values())) for title in titles]
+        rows: list[tuple[str, ...]] = []
+        for title in titles:
+            rows.append((title, *(values[title] for values in columns.values())))
         context = {title: subjects[title].text for title in titles}
         for title in titles:
             distractors = [item for item in subjects[title].distractors.items() if item[0] not in context]
