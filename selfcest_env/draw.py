@@ -23,16 +23,25 @@ Image = NDArray[np.uint8]
 Name = Callable[[AgentId], str]
 Write = Callable[[str, float, str], tuple[Mask, float]]  # text, size, face; see `strokes.write`
 
-HEIGHT, WIDTH = 360, 640  # of the environments' images
+# Size of the environments' images, in pixels.
+HEIGHT = 360
+WIDTH = 640
 MARGIN = 12
 
-# The page's sizes, in its pixels.
-BOX_WIDTH, BOX_HEIGHT, ACROSS, DOWN = 104.0, 50.0, 12.0, 34.0
+# Sizes on the page, in its pixels: a box, and the gaps between boxes side by side and between levels of the tree.
+BOX_WIDTH = 104.0
+BOX_HEIGHT = 50.0
+ACROSS = 12.0
+DOWN = 34.0
 NARROW = 58.0
-TEXTS_WIDTH, TEXTS_HEIGHT = 150.0, 92.0  # of a box that says what was asked and replied too
-TEXT_SIZE, LETTER = 11.0, 0.602  # of these texts; and the width of a monospaced letter, as a share of its size
-ROOMY = 66.0  # so wide is a box that holds the name of the root, the longest mark and 13 units of letters
-LEAST = 0.5  # at less of their size letters cannot be read and are left out
+# A box that also shows the objective and the reply, the size of these texts, and the width of a monospaced letter as a
+# share of its size.
+TEXTS_WIDTH = 150.0
+TEXTS_HEIGHT = 92.0
+TEXT_SIZE = 11.0
+LETTER = 0.602
+ROOMY = 66.0  # width of a box for the name of the root, the longest mark and 13 units of letters
+LEAST = 0.5  # below this share of their size letters are unreadable, so they are left out
 
 
 class Box(NamedTuple):
@@ -80,14 +89,14 @@ def short_name(agent_id: AgentId) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where boxes are: leaves share the width, parents stand above the middle of their clones.
+    """Positions of boxes: leaves share the width, and a parent stands above the middle of its clones.
 
     Attributes:
         places: upper left corner (x, y) of every box.
         box: its width and height.
-        unit: of lines, corners and letters, 1 on the page.
+        unit: scale of lines, corners and letters; 1 on the page.
         size: width and height of the picture.
-        texts: whether boxes say what was asked and replied.
+        texts: whether boxes show the objective and the reply.
     """
 
     places: dict[AgentId, tuple[float, float]]
@@ -100,7 +109,8 @@ class Layout:
     def with_texts(cls, nodes: Sequence[Node]) -> Layout:
         """At the page's size, with larger boxes."""
         columns, leaves, rows = _columns(nodes)
-        across, down = TEXTS_WIDTH + ACROSS, TEXTS_HEIGHT + DOWN
+        across = TEXTS_WIDTH + ACROSS
+        down = TEXTS_HEIGHT + DOWN
         places = {a: (MARGIN + column * across, MARGIN + a.depth * down) for a, column in columns.items()}
         size = (2 * MARGIN + leaves * across - ACROSS, 2 * MARGIN + rows * down - DOWN)
         return cls(places, (TEXTS_WIDTH, TEXTS_HEIGHT), 1.0, size, texts=True)
@@ -109,7 +119,8 @@ class Layout:
     def fitted(cls, nodes: Sequence[Node], width: int = WIDTH, height: int = HEIGHT) -> Layout:
         """Within a picture of a given size: up to half as large again as the page has it, or as small as need be."""
         columns, leaves, rows = _columns(nodes)
-        across, down = (width - 2 * MARGIN) / leaves, (height - 2 * MARGIN) / rows
+        across = (width - 2 * MARGIN) / leaves
+        down = (height - 2 * MARGIN) / rows
         box_height = min(1.5 * BOX_HEIGHT, down * 0.62)
         box_width = min(BOX_WIDTH * box_height / BOX_HEIGHT, across * 0.92)
         box_height = min(box_height, max(box_width * BOX_HEIGHT / NARROW, NARROW / 4))
@@ -122,7 +133,7 @@ class Layout:
 
 
 def _columns(nodes: Sequence[Node]) -> tuple[dict[AgentId, float], int, int]:
-    """The column of every agent, and how many columns and rows there are."""
+    """Return the column of every agent, the number of columns, and the number of rows."""
     below: dict[AgentId, list[AgentId]] = {}
     for node in nodes:
         if node.agent_id.parent is not None:
@@ -145,12 +156,14 @@ def shapes(nodes: Sequence[Node], name: Name, layout: Layout, critical: Collecti
         layout: where boxes are.
         critical: clones whose edges are drawn as part of the critical path.
     """
-    (width, height), unit = layout.box, layout.unit
-    for wanted in (False, True):  # what matters lies above
+    width, height = layout.box
+    unit = layout.unit
+    for wanted in (False, True):  # critical edges are drawn last, so that they lie above the others
         for node in nodes:
             parent = node.agent_id.parent
             if parent is not None and (node.agent_id in critical) is wanted:
-                (x1, y1), (x2, y2) = layout.places[parent], layout.places[node.agent_id]
+                x1, y1 = layout.places[parent]
+                x2, y2 = layout.places[node.agent_id]
                 line = (2.5, INK) if wanted else (1.25, EDGE)
                 thick = line[0] * min(1.0, max(unit, LEAST))
                 yield EdgeCurve(x1 + width / 2, y1 + height, x2 + width / 2, y2, thick, line[1])
@@ -159,14 +172,17 @@ def shapes(nodes: Sequence[Node], name: Name, layout: Layout, critical: Collecti
 
 
 def _agent(node: Node, name: str, layout: Layout) -> Iterator[Shape]:
-    (x, y), (width, height), unit = layout.places[node.agent_id], layout.box, layout.unit
+    x, y = layout.places[node.agent_id]
+    width, height = layout.box
+    unit = layout.unit
     corner = (12 if node.agent_id == ROOT else 5) * unit
     border = EDGE if width >= 4 else None
     yield Box(x, y, width, height, min(corner, width / 2, height / 2), STATUS[node.status], border)
     inside = width - 16 * unit
     if unit > LEAST / 2:
         bar = (x + 8 * unit, y + height - 9 * unit)
-        thick, share = max(2.0, 4 * unit), min(1.0, node.spent / node.granted) if node.granted else 0.0
+        thick = max(2.0, 4 * unit)
+        share = min(1.0, node.spent / node.granted) if node.granted else 0.0
         yield Box(*bar, inside, thick, 2 * unit, SURFACE)
         if share:
             yield Box(*bar, share * inside, thick, min(2 * unit, share * inside / 2), SPENT)
@@ -219,8 +235,9 @@ def _stroke(text: str, size: float, face: str) -> tuple[Mask, float]:
 
 
 def _blend(image: NDArray[np.float64], row: int, column: int, mask: Mask, tone: Tone) -> None:
-    """Lay a colour over an image where a mask says, whose corner is at (row, column)."""
-    top, left = max(0, -row), max(0, -column)
+    """Blend a colour into an image by a mask with its corner at (row, column). Parts outside the image are cropped."""
+    top = max(0, -row)
+    left = max(0, -column)
     here = image[max(0, row) : max(0, row + mask.shape[0]), max(0, column) : max(0, column + mask.shape[1])]
     cover = mask[top : top + here.shape[0], left : left + here.shape[1], None]
     here += cover * (np.array(tone.rgb, float) - here)
@@ -228,10 +245,13 @@ def _blend(image: NDArray[np.float64], row: int, column: int, mask: Mask, tone: 
 
 def _box(image: NDArray[np.float64], box: Box, scale: float) -> None:
     x, y, width, height, corner = (value * scale for value in box[:5])
-    row, column = int(y) - 2, int(x) - 2
+    # The window is a little larger than the box, for the border and the smooth edge.
+    row = int(y) - 2
+    column = int(x) - 2
     rows, columns = np.mgrid[row : int(y + height) + 3, column : int(x + width) + 3] + 0.5
     away_x = np.abs(columns - x - width / 2) - width / 2 + corner
     away_y = np.abs(rows - y - height / 2) - height / 2 + corner
+    # Signed distance to a rectangle with round corners: negative inside, positive outside.
     outside = np.hypot(away_x.clip(0), away_y.clip(0)) + np.minimum(np.maximum(away_x, away_y), 0) - corner
     _blend(image, row, column, np.clip(0.5 - outside, 0, 1), box.fill)
     if box.stroke is not None:
@@ -240,8 +260,9 @@ def _box(image: NDArray[np.float64], box: Box, scale: float) -> None:
 
 @lru_cache(maxsize=64)
 def _curve(curve: EdgeCurve, scale: float) -> tuple[int, int, Mask]:
-    """What it covers: row and column of a mask, and the mask."""
+    """Return the row and column of a mask, and the mask of the pixels that the curve covers."""
     x1, y1, x2, y2, width = (value * scale for value in curve[:5])
+    # A cubic Bezier curve whose control points lie halfway down, so that it is upright at both ends.
     time = np.linspace(0, 1, 25)
     bend = 3 * time * (1 - time) ** 2 + 3 * time**2 * (1 - time)
     rows = (1 - time) ** 3 * y1 + bend * (y1 + y2) / 2 + time**3 * y2
@@ -251,7 +272,7 @@ def _curve(curve: EdgeCurve, scale: float) -> tuple[int, int, Mask]:
     points -= corner
     across, down = np.ceil(points.max(0) + width + 1).astype(int)
     whole = np.zeros((down, across))
-    for i in range(0, 24, 4):  # in pieces: what a line covers is small, and the rectangle around it is not
+    for i in range(0, 24, 4):  # in pieces: the rectangle around a whole line is much larger than the line
         piece = points[i : i + 5]
         left, top = np.maximum(0, piece.min(0) - width - 1).astype(int)
         right, below = np.ceil(piece.max(0) + width + 1).astype(int)

@@ -160,7 +160,8 @@ class Registry(Mapping[str, str], Generic[T]):
                 `only_trusted`).
         """
         place = f"{where}: " if where else ""
-        references, who = self.references(), f"{place}{self.what} {reference!r}"
+        references = self.references()
+        who = f"{place}{self.what} {reference!r}"
         if reference not in references:
             for name, _, owner in _find_entry_points(self.old_group, tuple(sys.path)) if self.old_group else ():
                 if name == reference:
@@ -195,7 +196,7 @@ class Registry(Mapping[str, str], Generic[T]):
 # Reading the metadata of all packages takes 10 ms, and a name is looked up for every task source of a mixture.
 @lru_cache
 def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
-    """Name, reference and package of every entry point of a group, for one state of `sys.path`."""
+    """Return the name, reference and package of every entry point of a group. `path` is `sys.path`, as a cache key."""
     return tuple(
         (entry.name, f"{entry.module}:{entry.attr}", entry.dist.name if entry.dist is not None else "a package")
         for entry in entry_points(group=group)
@@ -243,9 +244,9 @@ _trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=Non
 
 @contextmanager
 def only_trusted(modules: Iterable[str]) -> Iterator[None]:
-    """Inside, registries refuse what is neither built in, nor installed by an entry point, nor in one of these modules.
+    """Inside the block, registries load only built-in plug-ins, installed entry points and classes of these modules.
 
-    For commands that look at files of others: a config may name any class, and importing it runs its module.
+    It protects commands that read files of others: a config can name any class, and an import runs its module.
     """
     token = _trusted.set(tuple(modules))
     try:
@@ -265,7 +266,7 @@ def check_modules(modules: list[str] | None) -> list[str] | None:
 
 
 def is_read_only() -> bool:
-    """Whether the command at work only looks: it runs no code of a config's and contacts no network."""
+    """Return whether the current command is read-only: it runs no code that a config names and uses no network."""
     return _trusted.get() is not None
 
 
@@ -304,19 +305,20 @@ def check_kind(cls: type, kind: type, who: str) -> None:
                 f"{who}: {cls.__name__} is no subclass of {kind.__module__}:{kind.__name__}; derive it from that"
             )
         return
-    hints, lacking = typing.get_type_hints(kind), []
-    bases = [base for base in cls.__mro__ if base is not kind]  # what is inherited from the protocol does nothing
+    hints = typing.get_type_hints(kind)
+    lacking: list[str] = []
+    bases = [base for base in cls.__mro__ if base is not kind]  # members inherited from the protocol do nothing
     for name in sorted(get_protocol_members(kind)):
         # Not `getattr`, which finds a `__call__` in every class.
-        found = [vars(base)[name] for base in bases if name in vars(base)]
+        members = [vars(base)[name] for base in bases if name in vars(base)]
         if callable(getattr(kind, name, None)):
-            if not found or not callable(getattr(cls, name)):
+            if not members or not callable(getattr(cls, name)):
                 lacking.append(f"{name}()")
         elif typing.get_origin(hints.get(name)) is typing.ClassVar:
             (type_,) = typing.get_args(hints[name])
-            if not found or not isinstance(found[0], type_):
+            if not members or not isinstance(members[0], type_):
                 lacking.append(f"{name}: {type_.__name__}")
-        elif not found and not any(name in inspect.get_annotations(base) for base in bases):
+        elif not members and not any(name in inspect.get_annotations(base) for base in bases):
             lacking.append(name)
     if lacking:
         raise PlugInError(
@@ -345,7 +347,7 @@ def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
 
 
 def check_choice(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
-    """The value, if it is among those known. Raises `ConfigError` that names the argument."""
+    """Return the value if it is a known choice. Raises `ConfigError` that names the argument."""
     if value not in known:
         names = [str(name) for name in known]
         raise ConfigError(

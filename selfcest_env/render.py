@@ -76,10 +76,12 @@ def nodes_of_part(record: EpisodeRecord, played: Mapping[AgentId, int]) -> list[
     ended = set[AgentId]()
     for agent in reversed(record.agents):  # children come after their parents in tree order
         done = played.get(agent.agent_id, 0)
-        parent_id, turns = agent.agent_id.parent, agent.turns[:done]
+        parent_id = agent.agent_id.parent
+        turns = agent.turns[:done]
         if parent_id is not None and played.get(parent_id, 0) <= (agent.born_at or 0):
             continue  # not born yet
-        joined = all(child in ended for turn in turns[-1:] for child in turn.facts.children)
+        last_children = turns[-1].facts.children if turns else ()
+        joined = all(child in ended for child in last_children)
         over = joined and done == len(agent.turns)
         if over:
             ended.add(agent.agent_id)
@@ -97,7 +99,7 @@ def nodes_of_part(record: EpisodeRecord, played: Mapping[AgentId, int]) -> list[
 
 
 def mark(status: Status) -> str:
-    """What stands for a state beside its colour."""
+    """Return the character that marks a status beside its colour."""
     return MARKS.get(status, FAILED_MARK)
 
 
@@ -114,8 +116,8 @@ def render_kernel(
     described = _describe(name, width)
 
     def describe(node: Node) -> list[str]:
-        head, *others = described(node)
-        return [chip(node.status) * chips + head, *others]
+        head, *details = described(node)
+        return [chip(node.status) * chips + head, *details]
 
     return "\n".join([_title(kernel.task, width), *branches(nodes_of_kernel(kernel), describe)])
 
@@ -128,7 +130,8 @@ def render_record(
     With `texts` nothing is shortened, and the documents that clones were given, what agents wrote at every turn, what
     reward terms give for it and the truth are shown too.
     """
-    cost, task = record.cost, record.task
+    cost = record.cost
+    task = record.task
     wrote = {agent.agent_id: agent for agent in record.agents} if texts else {}
     width = sys.maxsize if texts else width
     lines = [_title(task, width)]
@@ -186,9 +189,9 @@ def branches(nodes: Sequence[Node], describe: Callable[[Node], Sequence[str]]) -
         node, first, rest = stack.pop()
         below = children.get(node.agent_id, [])
         stem = rest + ("│  " if below else "   ")
-        head, *others = describe(node)
+        head, *details = describe(node)
         yield first + head
-        yield from (stem + line for line in others)
+        yield from (stem + line for line in details)
         for i, child in reversed(list(enumerate(below))):
             last = i == len(below) - 1
             stack.append((child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
@@ -215,21 +218,21 @@ def _describe(
                 lines += [f"adds {value:g} {one_line(term)}" for term, value in added if value]
                 lines += [f"> {one_line(line)}" for line in agent.turns[index].generation.text.splitlines()]
         if node.reply is not None:
-            said = "its parent was given" if node.status is Status.ABSENT else "replied"
-            lines.append(f"{said} {shorten(node.reply, width)}")
+            verb = "its parent was given" if node.status is Status.ABSENT else "replied"
+            lines.append(f"{verb} {shorten(node.reply, width)}")
         return lines
 
     return describe
 
 
 def account(node: Node) -> str:
-    """How an agent stands and what it has spent of its grant."""
+    """Describe the status of an agent and the share of its grant that it has spent."""
     granted = "unlimited" if node.granted is None else str(node.granted)
     return f"{node.status}  {node.spent}/{granted} tokens"
 
 
 def turn_line(turn: TurnFacts) -> str:
-    """What became of a turn and what it cost."""
+    """Describe the outcome and the tokens of a turn."""
     text = f"{turn.outcome}, {turn.prompt_tokens} prompt + {turn.generated_tokens} generated tokens"
     if turn.outcome is Outcome.DELEGATED:
         text += f", {len(turn.children)} born"

@@ -101,7 +101,8 @@ class TokenCost(Checked):
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
         if self.only_when_correct or self._cost not in _TOKENS_OF_TURN:
             return {}
-        tokens, price = _TOKENS_OF_TURN[self._cost], -self.price / self.scale
+        tokens = _TOKENS_OF_TURN[self._cost]
+        price = -self.price / self.scale
         return _by_turn(record, lambda turn: price * tokens(turn.facts))
 
     @property
@@ -208,8 +209,10 @@ class Parallel(Checked):
     full: Count = 2
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        calls = (turn.facts.children for _, turn in record.turns())
-        widest = max((sum(not record.by_id[child].absent for child in call) for call in calls), default=0)
+        widest = 0
+        for _, turn in record.turns():
+            num_present = sum(not record.by_id[child].absent for child in turn.facts.children)
+            widest = max(widest, num_present)
         return self.weight * min(1.0, widest / self.full)
 
 
@@ -362,14 +365,16 @@ def _check_sum(summands: Iterable[Any], whole: float, who: str, what: str = "par
 
 
 def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, who: str) -> ByTurn:
-    """What is stored of a term's turns: the agents with any but zeros."""
-    for agent_id, found in turns.items():
+    """Check a term's summands by turn, and return those to store: of agents with a summand that is not 0."""
+    summands: list[float] = []
+    for agent_id, values in turns.items():
         agent = record.by_id.get(agent_id)
-        if agent is None or len(found) != len(agent.turns):
+        if agent is None or len(values) != len(agent.turns):
             taken = "is not in the episode" if agent is None else f"took {len(agent.turns)} turns"
-            raise RewardError(f"{who}: it has {len(found)} numbers for the turns of {agent_id}, which {taken}")
-    _check_sum([value for found in turns.values() for value in found], whole, who, "turn")
-    return {agent_id: tuple(map(float, found)) for agent_id, found in turns.items() if any(found)}
+            raise RewardError(f"{who}: it has {len(values)} numbers for the turns of {agent_id}, which {taken}")
+        summands += values
+    _check_sum(summands, whole, who, "turn")
+    return {agent_id: tuple(map(float, values)) for agent_id, values in turns.items() if any(values)}
 
 
 def _finite(value: Any, who: str) -> float:

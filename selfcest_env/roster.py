@@ -1,4 +1,4 @@
-"""Who sits where: PettingZoo names for the agents of a growing tree."""
+"""PettingZoo names for the agents of a growing tree."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class Roster:
 
     def copy(self) -> Roster:
         other = Roster(self.names)
-        other._ids, other._index = list(self._ids), dict(self._index)
+        other._ids = list(self._ids)
+        other._index = dict(self._index)
         return other
 
     def register(self, agents: Iterable[AgentId]) -> list[str]:
-        """Give a name to every agent that has none yet; returns the new names."""
+        """Name every agent that has no name yet. Return the new names."""
         born = sorted(agent_id for agent_id in agents if agent_id not in self._index)
         for agent_id in born:
             self._index[agent_id] = len(self._ids)
@@ -44,5 +45,5 @@ class Roster:
         return self.names[self._index[agent_id]]
 
     def id_at(self, index: int) -> AgentId | None:
-        """The agent in this seat, `None` while nobody has been born into it."""
+        """Return the agent at this index, or `None` while no agent has been born there."""
         return self._ids[index] if index < len(self._ids) else None

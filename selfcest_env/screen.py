@@ -16,7 +16,10 @@ class Screen:
     """Shows one environment to a person. A window that was closed stays closed, and the game goes on."""
 
     def __init__(self) -> None:
-        self._looked, self._pyplot, self._figure, self._picture = False, None, None, None
+        self._has_looked = False
+        self._pyplot = None
+        self._figure = None
+        self._picture = None
 
     # Matplotlib is an extra, and without its types here.
     _pyplot: Any
@@ -30,8 +33,9 @@ class Screen:
             picture: for a window.
             text: to be printed where there is no window; it is told whether a terminal reads it.
         """
-        if not self._looked:
-            self._looked, self._pyplot = True, _pyplot()
+        if not self._has_looked:
+            self._has_looked = True
+            self._pyplot = _pyplot()
         if self._pyplot is None:
             sys.stdout.write(text(sys.stdout.isatty()) + "\n")
         elif self._figure is None:
@@ -56,7 +60,7 @@ class Screen:
         self._pyplot.pause(BREATH_S)
 
     def _is_open(self) -> bool:
-        """A number is given again once its window was closed, so it says not whose window it is."""
+        """Return whether the window is open. A closed window's number is reused, so the figure is compared."""
         number = self._figure.number
         return bool(self._pyplot.fignum_exists(number)) and self._pyplot.figure(number) is self._figure
 

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 C = TypeVar("C", bound=type)
 
-_CLASS_NAME, _FIELD_NAMES = "__stored_name__", "__stored_field_names__"
+_CLASS_NAME = "__stored_name__"
+_FIELD_NAMES = "__stored_field_names__"
 
 
 def stored_as(name: str = "", /, **field_names: str) -> Callable[[C], C]:

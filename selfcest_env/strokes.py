@@ -50,10 +50,11 @@ _LETTERS = {
 
 
 def along(points: Points, shape: tuple[int, int], width: float) -> Mask:
-    """What a line of a width through `points` covers of an image of shape (rows, columns), whose corner is (0, 0)."""
+    """Return the mask, of shape (rows, columns), of a line with a width through `points`. Its corner is at (0, 0)."""
     rows, columns = np.mgrid[: shape[0], : shape[1]] + 0.5
     places = np.stack((columns, rows), -1)[:, :, None]  # (rows, columns, 1, 2)
-    start, step = points[:-1], np.diff(points, axis=0)
+    start = points[:-1]
+    step = np.diff(points, axis=0)
     length = np.maximum((step**2).sum(-1), 1e-12)
     share = (((places - start) * step).sum(-1) / length).clip(0, 1)[..., None]
     distance = np.sqrt(((places - start - share * step) ** 2).sum(-1).min(-1))
@@ -78,7 +79,8 @@ def write(text: str, size: float, bold: bool = False) -> tuple[Mask, float]:
 @lru_cache(maxsize=512)
 def _letter(letter: str, size: float, bold: bool) -> tuple[Mask, float]:
     """A letter, its foot `size` below the upper edge, and how far the next one is."""
-    unit, width = size * CAP / 6, size * (0.125 if bold else 0.09)
+    unit = size * CAP / 6  # a digit is 6 units high
+    width = size * (0.125 if bold else 0.09)
     strokes = [_points(stroke) for stroke in _LETTERS[letter]]
     right = max((float(stroke[:, 0].max()) for stroke in strokes), default=1.0)
     mask = np.zeros((int(np.ceil(size * 1.4)), int(np.ceil((right + 2) * unit + width))))
@@ -90,7 +92,8 @@ def _letter(letter: str, size: float, bold: bool) -> tuple[Mask, float]:
 
 
 def _points(stroke: str) -> Points:
-    points = np.array([[float(x) for x in point.split(",")] for point in stroke.lstrip("~").split()])
+    pairs = [point.split(",") for point in stroke.lstrip("~").split()]
+    points = np.array(pairs, float)
     for _ in range(3 * stroke.startswith("~")):
         points = smooth(points)
     return points
@@ -98,7 +101,8 @@ def _points(stroke: str) -> Points:
 
 def smooth(points: Points) -> Points:
     """Corners cut once, by Chaikin's rule; ends stay, and a line that ends where it begins is a loop."""
-    before, after = points[:-1], points[1:]
+    before = points[:-1]
+    after = points[1:]
     cut = np.stack((0.75 * before + 0.25 * after, 0.25 * before + 0.75 * after), 1).reshape(-1, 2)
     if np.array_equal(points[0], points[-1]):
         return np.vstack((cut, cut[:1]))

@@ -187,12 +187,12 @@ def env(*args: Any, **kwargs: Any) -> Any:
 
 
 def _register() -> None:
-    """Put game and scenarios into Gymnasium's registry, and into PettingZoo's from its version 1.27 on."""
-    games = {"symbolic-v0": {}, **{name: found.env_kwargs for name, found in SCENARIOS.items()}}
+    """Register the game and its scenarios with Gymnasium, and with PettingZoo 1.27 or later."""
+    games = {"symbolic-v0": {}, **{name: scenario.env_kwargs for name, scenario in SCENARIOS.items()}}
     for name, arguments in games.items():
         if register := getattr(pettingzoo, "register", None):
-            for interface, made in (("aec", "env"), ("parallel", "parallel_env")):
-                entry_point = f"selfcest_env.symbolic_v0:{made}"
+            for interface, constructor in (("aec", "env"), ("parallel", "parallel_env")):
+                entry_point = f"selfcest_env.symbolic_v0:{constructor}"
                 register(interface, f"selfcest/{name}", entry_point=entry_point, kwargs=arguments)
         gymnasium.register(
             f"selfcest/{name}" if arguments else "selfcest/SymbolicSerial-v0",

@@ -662,7 +662,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named_and_promises_nothing(
         return real(file, *arguments, **options)
 
     monkeypatch.setattr(io, "open", refuse)
-    with pytest.raises((ConfigError, RecordError), match=f"{name} cannot be read.*mend its rights") as caught:
+    with pytest.raises((ConfigError, RecordError), match=f"{name} cannot be read.*fix its permissions") as caught:
         experiment.run(spec, resume=True, console=QUIET)
     assert "goes on from the newest" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, files that only grow, and digests of both."""
+"""Atomic writes, append-only logs, and digests of files."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ from typing import BinaryIO, TextIO
 
 from selfcest_env.errors import ConfigError, RecordError
 
-_PARTIAL, _REMOVED = ".partial.", ".removed."
+# Prefixes of hidden paths: an unfinished write, and a folder that is being deleted.
+_PARTIAL = ".partial."
+_REMOVED = ".removed."
 _JOB_FOLDER = re.compile(r"seed[0-9]+")
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """For a block that reads what was typed: an `OSError` of it becomes a `ConfigError` that names the file."""
+    """Turn an `OSError` of a block that reads a user's path into a `ConfigError` that names the file."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{error.filename or path} cannot be read ({error.strerror or error}); name another, or mend its rights"
+            f"{error.filename or path} cannot be read ({error.strerror or error}); name another file "
+            "or fix its permissions"
         ) from error
 
 
 def open_for_append(path: Path, buffering: int = -1) -> BinaryIO:
-    """A file to read and to write at its end, made if it is not there; `buffering` as in `open`.
+    """Open a file for reading and appending; create it if it does not exist. `buffering` is that of `open`.
 
-    It is never opened through a link, which may lead out of a stranger's folder. The open file is looked at, and not
-    its name, which may lead elsewhere a moment later.
+    A link is never followed: it may lead out of the folder of a stranger. The open file is checked, not its name, which
+    may lead elsewhere a moment later.
 
     Raises:
         ConfigError: the path is a symbolic link, a file that has another name too, or no file.
@@ -63,7 +66,7 @@ def _not_own(path: Path, what: str) -> ConfigError:
 
 
 def create(path: Path) -> TextIO:
-    """A new file in the place of whatever has its name. Raises `FileExistsError` if a link is put there meanwhile."""
+    """Create a file, and delete an old file of its name. Raises `FileExistsError` if a link appears meanwhile."""
     _delete(path)
     return path.open("x", encoding="utf-8")
 
@@ -143,9 +146,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def _os_error(error: Exception) -> int | None:
-    """The number in what a library of Rust says of an error of the system."""
-    found = re.search(r"os error (\d+)", str(error))
-    return int(found[1]) if found else None
+    """Return the error number in a message of a Rust library, as "(os error 28)"; `None` if there is none."""
+    match = re.search(r"os error (\d+)", str(error))
+    return int(match[1]) if match else None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -155,7 +158,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """A file of this text for whoever reads it now: never half of it, and on the disk when the system likes."""
+    """Replace a text file in one step, so that no reader sees half of it. It is not flushed to the disk."""
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     with create(partial) as file:
         file.write(text)
@@ -163,9 +166,11 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def remove(folder: Path, but: Path | None = None) -> None:
-    """Delete a folder, under another name, so that a half-deleted one is never taken for a whole one.
+    """Delete a folder after renaming it, so that a half-deleted folder never has its name.
 
-    With `but` that folder takes its place.
+    Args:
+        folder: the folder to delete.
+        but: a folder that takes its place.
     """
     hidden = folder.with_name(f"{_REMOVED}{folder.name}")
     _delete(hidden)
@@ -207,7 +212,7 @@ def digest(text: str) -> str:
 
 
 def digests(folder: Path, *, hidden: bool = True) -> dict[str, str]:
-    """SHA-256 of every file of a folder, by its path in there; without `hidden` of none below a name with a dot."""
+    """Return the SHA-256 of every file below a folder, by relative path. `hidden` includes names with a dot."""
     files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
         str(name): _digest(path)
@@ -223,14 +228,14 @@ def _digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class FileOffset:
-    """How far a file that only grows had come: its bytes, and their SHA-256."""
+    """A position in an append-only file: its size in bytes so far, and their SHA-256."""
 
     size: int = 0
     sha256: str = hashlib.sha256().hexdigest()
 
 
 def measure_offset(path: Path) -> FileOffset:
-    """Of a file that is done."""
+    """Return the offset at the end of a finished file."""
     return FileOffset(path.stat().st_size, _digest(path))
 
 
@@ -238,11 +243,11 @@ class AppendLog:
     """A file to which text is appended.
 
     Args:
-        path: of the file; made with the first text.
-        offset: where to go on. What stands after it is removed.
+        path: path of the file, which is created with the first text.
+        offset: position from which to resume. Everything after it is removed.
 
     Raises:
-        RecordError: the file does not begin with what the offset says.
+        RecordError: the beginning of the file does not match the offset.
     """
 
     def __init__(self, path: Path, offset: FileOffset) -> None:
@@ -272,7 +277,7 @@ class AppendLog:
         self._size += len(data)
 
     def offset(self) -> FileOffset:
-        """What has been appended so far, by now on the disk."""
+        """Flush the file to the disk and return its offset."""
         if self._file is not None:
             os.fsync(self._file.fileno())
         return FileOffset(self._size, self._hash.hexdigest())
@@ -283,22 +288,23 @@ class AppendLog:
 
 
 def check_offset(path: Path, offset: FileOffset) -> None:
-    """Raise `RecordError` if a file does not begin with what an offset says."""
+    """Raise `RecordError` if the beginning of a file does not match an offset."""
     _hash_of(path, offset)
 
 
 def _hash_of(path: Path, offset: FileOffset) -> hashlib._Hash:
-    found, left = hashlib.sha256(), offset.size
+    digest = hashlib.sha256()
+    left = offset.size
     if path.exists():
         with path.open("rb") as file:
             while left and (data := file.read(min(left, 1 << 20))):
-                found.update(data)
+                digest.update(data)
                 left -= len(data)
     if left:
         raise RecordError(f"{path} is {'cut' if path.exists() else 'gone'}")
-    if found.hexdigest() != offset.sha256:
+    if digest.hexdigest() != offset.sha256:
         raise RecordError(f"{path} is damaged")
-    return found
+    return digest
 
 
 def _sync(path: Path) -> None:
