@@ -54,68 +54,88 @@ class D3s(CountsSteps, WrapperScheme):
     options: D3sOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        """What it is without entropies: the scheme inside."""
+        """Return the credit without entropies, which is that of the inner scheme."""
         return checks.assign(self.inner, group, replayed)
 
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
-        credits = [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
-        pairs = list(zip(groups, credits, strict=True))
-        pools = [pairs] if self.options.across == "step" else [[pair] for pair in pairs]
-        return [one for pool in pools for one in self._down_sampled(pool, internals)]
+        pairs = []
+        for group, of_group in zip(groups, replayed, strict=True):
+            pairs.append((group, self.assign(group, of_group)))
+        if self.options.across == "step":
+            return self._down_sampled(pairs, internals)
+        credits: list[Credit] = []
+        for pair in pairs:
+            credits += self._down_sampled([pair], internals)
+        return credits
 
     def _down_sampled(self, pool: Sequence[tuple[EpisodeGroup, Credit]], internals: Internals) -> list[Credit]:
-        relaxed = min(1.0, self.state.steps / self.options.steps)
-        rollouts, tokens = (share + (1 - share) * relaxed for share in (self.options.rollouts, self.options.tokens))
+        """Return the credits of a pool of groups, without the rollouts and tokens that are dropped."""
+        # The kept shares grow from their options to 1 over `steps` steps.
+        progress = min(1.0, self.state.steps / self.options.steps)
+        rollout_share = self.options.rollouts + (1 - self.options.rollouts) * progress
+        token_share = self.options.tokens + (1 - self.options.tokens) * progress
         episodes = [(episode, credit) for group, credit in pool for episode in group.episodes]
-        chosen = _most_varied([_mean_advantage(*pair) for pair in episodes], rollouts)
-        kept = {episodes[i][0].episode_id for i in chosen}
-        worth = {
-            key: np.abs(_per_token(credit.advantage[key], len(turn.generation.token_ids))) * internals[key].entropies
-            for episode, credit in episodes
-            if episode.episode_id in kept
-            for key, turn in episode.turns()
-            if key in credit.advantage
-        }
-        every = np.sort(np.concatenate([*worth.values(), []]))[::-1]
-        floor = every[math.ceil(tokens * len(every)) - 1] if len(every) and tokens < 1 else 0.0
-        return [_without(group, credit, kept, worth, floor) for group, credit in pool]
+        chosen = _most_varied([_mean_advantage(*pair) for pair in episodes], rollout_share)
+        kept_ids = {episodes[position][0].episode_id for position in chosen}
+        scores: dict[TurnKey, npt.NDArray[Any]] = {}  # |A| H of every token of the kept episodes
+        for episode, credit in episodes:
+            if episode.episode_id not in kept_ids:
+                continue
+            for key, turn in episode.turns():
+                if key in credit.advantage:
+                    advantages = _per_token(credit.advantage[key], len(turn.generation.token_ids))
+                    scores[key] = np.abs(advantages) * internals[key].entropies
+        descending = np.sort(np.concatenate([*scores.values(), []]))[::-1]
+        threshold = 0.0
+        if len(descending) and token_share < 1:
+            threshold = descending[math.ceil(token_share * len(descending)) - 1]
+        return [_without(group, credit, kept_ids, scores, threshold) for group, credit in pool]
 
 
 def _most_varied(values: Sequence[float], share: float) -> set[int]:
-    """Places of the share of the values that has the largest variance."""
-    order, count = np.argsort(values, kind="stable"), math.ceil(share * len(values))
+    """Return the positions of the share of the values that has the largest variance."""
+    count = math.ceil(share * len(values))
+    if not count:
+        return set()
+    order = np.argsort(values, kind="stable")
     ranked = np.asarray(values)[order]
-    ends = [np.r_[0:low, len(values) - (count - low) : len(values)] for low in range(count, -1, -1)]
-    best = max(ends, key=lambda places: float(np.var(ranked[places]))) if count else ()
-    return {int(order[place]) for place in best}
+    # The subset of a size with the largest variance consists of some lowest and some highest values.
+    subsets = [np.r_[0:lowest, len(values) - (count - lowest) : len(values)] for lowest in range(count, -1, -1)]
+    best = max(subsets, key=lambda positions: float(np.var(ranked[positions])))
+    return {int(order[position]) for position in best}
 
 
 def _mean_advantage(episode: EpisodeRecord, credit: Credit) -> float:
-    found = [
+    advantages = [
         _per_token(credit.advantage.get(key, 0.0), len(turn.generation.token_ids)) for key, turn in episode.turns()
     ]
-    every = np.concatenate([*found, []])
-    return float(every.mean()) if len(every) else 0.0
+    per_token = np.concatenate([*advantages, []])
+    return float(per_token.mean()) if len(per_token) else 0.0
 
 
 def _without(
-    group: EpisodeGroup, credit: Credit, kept: set[str], worth: Mapping[TurnKey, npt.NDArray[Any]], floor: float
+    group: EpisodeGroup,
+    credit: Credit,
+    kept_ids: set[str],
+    scores: Mapping[TurnKey, npt.NDArray[Any]],
+    threshold: float,
 ) -> Credit:
-    """The credit of a group without the episodes and the tokens that are dropped."""
+    """Return the credit of a group without the episodes and the tokens that are dropped."""
     advantage: dict[TurnKey, Advantage] = {}
     for key, value in credit.advantage.items():
-        if key in worth and (worth[key] < floor).any():
-            advantage[key] = tuple(np.where(worth[key] < floor, 0.0, value).tolist())
-        elif root_episode(key.episode_id) in kept:
+        if key in scores and (scores[key] < threshold).any():
+            advantage[key] = tuple(np.where(scores[key] < threshold, 0.0, value).tolist())
+        elif root_episode(key.episode_id) in kept_ids:
             advantage[key] = value
-    turns = [key for episode in group.episodes for key, _ in episode.turns()]
-    tokens = [bool(one) for key in turns if key in worth for one in worth[key] >= floor]
-    diagnostics = {
-        "kept_rollouts": float(np.mean([episode.episode_id in kept for episode in group.episodes])),
-        **({"kept_tokens": float(np.mean(tokens))} if tokens else {}),
-    }
+    turns: list[TurnKey] = []
+    for episode in group.episodes:
+        turns += [key for key, _ in episode.turns()]
+    diagnostics = {"kept_rollouts": float(np.mean([episode.episode_id in kept_ids for episode in group.episodes]))}
+    is_kept = [scores[key] >= threshold for key in turns if key in scores]
+    if sum(map(len, is_kept)):
+        diagnostics["kept_tokens"] = float(np.mean(np.concatenate(is_kept)))
     return replace(
         credit,
         advantage=advantage,

@@ -56,7 +56,7 @@ class Hapo(CreditAssigner, Checked):
     neutral: NotNegative = 0.1
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        """What it is without entropies: the token-level average alone."""
+        """Return the credit without entropies, which has only the token-level average."""
         fallback = group_advantages(group, scale=True, std_floor=self.std_floor, epsilon=self.epsilon)
         returns = np.array([episode.team_return for episode in group.episodes])
         tokens = [sum(len(turn.generation.token_ids) for _, turn in episode.turns()) for episode in group.episodes]
@@ -64,22 +64,31 @@ class Hapo(CreditAssigner, Checked):
             return Credit(broadcast(group, fallback))
         centred = returns - np.average(returns, weights=tokens)
         std = float(np.sqrt(np.average(centred**2, weights=tokens)))
-        found = centred / divisor if (divisor := max(std, self.std_floor) + self.epsilon) else 0 * centred
-        return Credit(broadcast(group, fallback if np.abs(found).max() >= self.limit else found.tolist()))
+        divisor = max(std, self.std_floor) + self.epsilon
+        advantages = centred / divisor if divisor else 0 * centred
+        # The released code takes the group's own average where one advantage is too large.
+        is_too_large = np.abs(advantages).max() >= self.limit
+        return Credit(broadcast(group, fallback if is_too_large else advantages.tolist()))
 
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
-        turns = [(key, turn) for group in groups for episode in group.episodes for key, turn in episode.turns()]
-        heights = _heights(np.concatenate([*(internals[key].entropies for key, _ in turns), []]), self.pivot)
+        episodes = [episode for group in groups for episode in group.episodes]
+        turns = [(key, turn) for episode in episodes for key, turn in episode.turns()]
+        entropies = np.concatenate([*(internals[key].entropies for key, _ in turns), []])
+        heights = _heights(entropies, self.pivot)
         factors: dict[TurnKey, npt.NDArray[Any]] = {}
         for key, turn in turns:
+            # The turn's tokens come first; the rest is that of the turns after it.
             h, heights = np.split(heights, [len(turn.generation.token_ids)])
             ratio = np.exp(internals[key].logprobs - np.array(turn.generation.behavior_logprobs))
             redistributed = (h > 0) != (np.abs(ratio - 1) < self.neutral)
             factors[key] = np.where(redistributed, 1 + self.beta * h, 1.0)
-        credits = [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
-        return [Credit({key: _times(value, factors[key]) for key, value in c.advantage.items()}) for c in credits]
+        credits = []
+        for group, of_group in zip(groups, replayed, strict=True):
+            advantage = self.assign(group, of_group).advantage
+            credits.append(Credit({key: _times(value, factors[key]) for key, value in advantage.items()}))
+        return credits
 
 
 def _times(value: Advantage, factors: npt.NDArray[Any]) -> Advantage:
@@ -87,10 +96,11 @@ def _times(value: Advantage, factors: npt.NDArray[Any]) -> Advantage:
 
 
 def _heights(entropies: npt.NDArray[Any], pivot: float) -> npt.NDArray[Any]:
-    """In [-1, 1]: where the logarithm of each entropy stands, 0 being the pivot quantile of all."""
+    """Return the logarithm of each entropy, shifted so that the pivot quantile is 0 and scaled to [-1, 1]."""
     if not len(entropies):
         return entropies
     logs = np.log(np.maximum(entropies.astype(np.float64), _LEAST_ENTROPY))
     centred = logs - np.quantile(logs, pivot, method="nearest")
-    above, below = max(centred.max(), _LEAST_ENTROPY), min(centred.min(), -_LEAST_ENTROPY)
+    above = max(centred.max(), _LEAST_ENTROPY)
+    below = min(centred.min(), -_LEAST_ENTROPY)
     return np.asarray(np.where(centred > 0, centred / above, centred / -below))

@@ -53,7 +53,7 @@ class KnapsackOptions(RemembersBucketsOptions):
 
 
 class Knapsack(RemembersBuckets[Tally]):
-    """Rollouts where they are expected to teach most."""
+    """A task sampler that distributes the rollouts of a step by their expected value."""
 
     kept: ClassVar = Tally
 
@@ -73,77 +73,104 @@ class Knapsack(RemembersBuckets[Tally]):
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         tasks = [draw(menu, rng) for _ in range(num_tasks)]
-        rates, tokens = self.rates(tasks, menu), self.costs(tasks)
-        return [PlannedGroup(*pair) for pair in zip(tasks, self.sizes(rates, tokens, menu.group_size), strict=True)]
+        sizes = self.sizes(self.rates(tasks, menu), self.costs(tasks), menu.group_size)
+        return [PlannedGroup(task, size) for task, size in zip(tasks, sizes, strict=True)]
 
     def rates(self, tasks: Sequence[Task], menu: TaskMenu) -> Floats:
-        """[N] expected success rates; not a number where nothing is known."""
+        """Return the expected success rates, [N]; `nan` where nothing is known."""
         tallies = self.tallies.by_bucket
         buckets = [Bucket.of(task) for task in tasks]
         return np.array([tallies[bucket].rate if bucket in tallies else np.nan for bucket in buckets])
 
     def costs(self, tasks: Sequence[Task]) -> Floats:
-        """[N] expected tokens of a rollout of each; those of the mean bucket where nothing is known, or else 1."""
-        each = {bucket: max(1.0, tally.tokens_each) for bucket, tally in self.seen()}
-        usual = float(np.mean(list(each.values()))) if each else 1.0
-        return np.array([each.get(Bucket.of(task), usual) for task in tasks])
+        """Return the expected tokens of a rollout of each task, [N].
+
+        An unknown bucket counts as the mean of the known ones, or as 1 token if none is known.
+        """
+        known_costs = {bucket: max(1.0, tally.tokens_each) for bucket, tally in self.seen()}
+        default = float(np.mean(list(known_costs.values()))) if known_costs else 1.0
+        return np.array([known_costs.get(Bucket.of(task), default) for task in tasks])
 
     def sizes(self, rates: Floats, tokens: Floats, group_size: int) -> list[int]:
-        """[N] rollouts of each task, of these rates and tokens a rollout."""
+        """Return the number of rollouts of each task, [N].
+
+        Args:
+            rates: expected success rates, [N]; `nan` where nothing is known.
+            tokens: expected tokens of a rollout, [N].
+            group_size: rollouts of each task in the uniform allocation, whose tokens are the budget.
+        """
         sizes = np.full(len(rates), group_size)
-        zero, one = rates <= self.options.edge, rates >= 1 - self.options.edge
-        live = ~np.isnan(rates) & ~zero & ~one
-        if not (live | zero).any():
+        is_hopeless = rates <= self.options.edge
+        is_solved = rates >= 1 - self.options.edge
+        is_open = ~np.isnan(rates) & ~is_hopeless & ~is_solved
+        if not (is_open | is_hopeless).any():
             return sizes.tolist()
-        sizes[zero | one] = self.options.min_rollouts
-        left = group_size * tokens.sum() - (sizes * tokens)[~live].sum()
-        if live.any():
+        sizes[is_hopeless | is_solved] = self.options.min_rollouts
+        left = group_size * tokens.sum() - (sizes * tokens)[~is_open].sum()
+        if is_open.any():
             counts = np.arange(self.options.min_rollouts, self.options.max_rollouts + 1)
-            need = np.log(1 - _ENOUGH) / np.log(np.maximum(rates[live], 1 - rates[live]))
-            needed = np.clip(np.ceil(need), counts[0], counts[-1]) @ tokens[live]
-            budget = min(left, needed) if zero.any() else left
-            sizes[live] = counts[
-                best_choice(value(rates[live], counts), counts, tokens[live], budget, self.options.resolution)
-            ]
-            left -= (sizes * tokens)[live].sum()
-        given = True
-        while given:  # what is left, one rollout each in turn
-            given = False
-            for i in np.flatnonzero(zero):
+            # The rollouts after which both outcomes are almost sure to be there; more would be worth nothing.
+            enough = np.log(1 - _ENOUGH) / np.log(np.maximum(rates[is_open], 1 - rates[is_open]))
+            needed = np.clip(np.ceil(enough), counts[0], counts[-1]) @ tokens[is_open]
+            # Hopeless tasks get what the open ones do not need, as in the released code.
+            budget = min(left, needed) if is_hopeless.any() else left
+            values = value(rates[is_open], counts)
+            sizes[is_open] = counts[best_choice(values, counts, tokens[is_open], budget, self.options.resolution)]
+            left -= (sizes * tokens)[is_open].sum()
+        # What is left goes to the hopeless tasks, one rollout each in turn.
+        has_given = True
+        while has_given:
+            has_given = False
+            for i in np.flatnonzero(is_hopeless):
                 if sizes[i] < self.options.max_rollouts and tokens[i] <= left:
-                    sizes[i], left, given = sizes[i] + 1, left - tokens[i], True
+                    sizes[i] += 1
+                    left -= tokens[i]
+                    has_given = True
         return sizes.tolist()
 
 
 def value(rates: Floats, counts: Ints) -> Floats:
-    """[N, C] value of every number of rollouts, of tasks of these rates."""
+    """Return the value of every number of rollouts of tasks with these success rates, [N, C]."""
     p, n = rates[:, None], counts[None, :]
     return np.asarray((1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2)
 
 
 def best_choice(values: Floats, counts: Ints, tokens: Floats, budget: float, resolution: int) -> Ints:
-    """[N] for every task the position of one of its `counts`: the choice of the largest sum of [N, C] values.
+    """Return the position in `counts` of each task's number of rollouts, [N], for the largest sum of values.
 
-    Multiple-choice knapsack by dynamic programming over the budget; of equal sums the one of fewer rollouts. Where
-    rounding leaves no room for the fewest of each, these.
+    This is the multiple-choice knapsack by dynamic programming over the budget. Of equal sums the one with fewer
+    rollouts wins. Where rounding leaves no room for the fewest rollouts of each task, these are returned.
+
+    Args:
+        values: of every number of rollouts of each task, [N, C].
+        counts: numbers of rollouts in ascending order, [C].
+        tokens: of a rollout of each task, [N].
+        budget: tokens of all rollouts.
+        resolution: number of units that the budget is divided into.
     """
     unit = max(1, int(np.ceil(budget / resolution)))
+    # 1e-9 keeps a quotient that is whole but for rounding from becoming another unit.
     size = int(budget / unit + 1e-9)
     units = np.ceil(tokens[:, None] * counts / unit - 1e-9).astype(int)  # [N, C]
     if units[:, 0].sum() > size:
         return np.zeros(len(values), dtype=np.int64)
-    best, choices = np.zeros(size + 1), []
+    best = np.zeros(size + 1)  # the largest sum of the tasks so far, by units that may be used
+    choices = []
     for costs, gains in zip(units, values, strict=True):
-        found, choice = np.full(size + 1, -np.inf), np.zeros(size + 1, dtype=np.int64)
+        best_with_task = np.full(size + 1, -np.inf)
+        choice = np.zeros(size + 1, dtype=np.int64)
         for position, (cost, gain) in enumerate(zip(costs, gains, strict=True)):
             if cost > size:
                 break
             total = best[: size + 1 - cost] + gain
-            better = total > found[cost:]
-            found[cost:][better], choice[cost:][better] = total[better], position
-        best = found
+            better = total > best_with_task[cost:]
+            best_with_task[cost:][better] = total[better]
+            choice[cost:][better] = position
+        best = best_with_task
         choices.append(choice)
-    chosen, left = np.zeros(len(values), dtype=np.int64), size
+    # From the last task back, each choice says how many units the earlier tasks had.
+    chosen = np.zeros(len(values), dtype=np.int64)
+    left = size
     for i in reversed(range(len(values))):
         chosen[i] = choices[i][left]
         left -= units[i, chosen[i]]
