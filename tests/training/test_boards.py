@@ -149,8 +149,8 @@ def test_boards_are_told_every_row_and_closed_whatever_happens(tmp_path: Path) -
     KEPT.clear()
     good, bad = Recording(board_job(tmp_path)), Recording(BoardJob("r", "bad", tmp_path, {}))
     log = MetricsLog(AppendLog(tmp_path / "m.jsonl", FileOffset()))
-    log.tell(good)
-    log.tell(bad)
+    log.add_board(good)
+    log.add_board(bad)
     with pytest.raises(OSError, match="no"), log:
         log.write("rl", 0, {"return": 1.0})
     assert good.rows == bad.rows == [json.loads((tmp_path / "m.jsonl").read_text(encoding="utf-8"))]

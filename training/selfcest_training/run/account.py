@@ -1,4 +1,4 @@
-"""A job's account: how far it has come, what it has used, and what is left of its budget."""
+"""The account of a job: its progress, the compute it has used, and whether its budget is spent."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from selfcest_training.run.checkpoint import TrainState
 
 
 class JobAccount:
-    """Keeps the state of a job; see `trainer.TokenAccount`.
+    """Holds the state of a job and updates it; see `trainer.TokenAccount`.
 
     Args:
-        state: what it goes on from.
-        rl: says when RL ends.
-        compute_tokens: of the whole job; `None`: no bound.
-        cpu_seconds: used so far by whatever works for the job, from any beginning.
+        state: of the checkpoint that the job resumes from, or a new one.
+        rl: the config that says when RL ends.
+        compute_tokens: budget of the whole job; `None`: no bound.
+        cpu_seconds: returns the CPU seconds of all processes that work for the job. Only differences count.
     """
 
     def __init__(
@@ -27,11 +27,14 @@ class JobAccount:
         compute_tokens: int | None,
         cpu_seconds: Callable[[], float] = time.process_time,
     ) -> None:
-        self.state, self._rl, self._compute_tokens, self._cpu_seconds = state, rl, compute_tokens, cpu_seconds
+        self.state = state
+        self._rl = rl
+        self._compute_tokens = compute_tokens
+        self._cpu_seconds = cpu_seconds
         self._counted = cpu_seconds()
 
     def spend(self, *, sampled: int = 0, scored: int = 0, trained: int = 0) -> None:
-        """Book tokens."""
+        """Count tokens that were generated, scored for credit, or trained on."""
         state = self.state
         self.state = replace(
             state,
@@ -41,8 +44,12 @@ class JobAccount:
         )
 
     def tick(self, num_updates: int, shown: int = 0) -> None:
-        """A pool that has shown so many demonstration tokens or a step of RL is done, and its stage has made so many
-        optimiser steps."""
+        """Count one step. Called after each demonstration pool and each RL step.
+
+        Args:
+            num_updates: optimiser steps of the stage so far.
+            shown: demonstration tokens of the pool.
+        """
         now = self._cpu_seconds()
         self.state = replace(
             self.state,
@@ -54,29 +61,38 @@ class JobAccount:
         self._counted = now
 
     def pause(self) -> None:
-        """What this process did since the last tick, a probe, is no training."""
+        """Leave the CPU seconds since the last tick out: they belong to a probe or an evaluation."""
         self._counted = self._cpu_seconds()
 
     def begin_again(self) -> None:
-        """Give up an attempt at the warm start. What it cost stays; pools go on counting, so none comes twice."""
+        """Give up an attempt at the warm start. Its cost stays, and pools keep their numbers, so none comes twice."""
         self.state = replace(self.state, attempt=self.state.attempt + 1, num_updates=0, demonstration_tokens=0)
 
     def begin_rl(self) -> None:
-        """The warm start is over. What the job did since its last pool, an evaluation, is no training."""
-        compute, sampled = self.state.compute_tokens, self.state.sampled_tokens
-        begun = replace(self.state, stage="rl", step=0, num_updates=0)
-        self.state = replace(begun, compute_at_rl=compute, sampled_at_rl=sampled)
+        """Switch from the warm start to RL."""
+        self.state = replace(
+            self.state,
+            stage="rl",
+            step=0,
+            num_updates=0,
+            compute_at_rl=self.state.compute_tokens,
+            sampled_at_rl=self.state.sampled_tokens,
+        )
+        # Since its last pool the job has evaluated the policy, which is not training.
         self.pause()
 
     def spent(self) -> bool:
-        """Whether RL has used its budget."""
-        compute, sampled = self._compute_tokens, self._rl.sampled_tokens
-        over_compute = compute is not None and self.state.compute_tokens >= compute
-        return over_compute or (sampled is not None and self.state.rl_sampled_tokens >= sampled)
+        """Return whether RL has used its budget of compute or of sampled tokens."""
+        max_compute = self._compute_tokens
+        max_sampled = self._rl.sampled_tokens
+        if max_compute is not None and self.state.compute_tokens >= max_compute:
+            return True
+        return max_sampled is not None and self.state.rl_sampled_tokens >= max_sampled
 
     def progress(self) -> float:
-        """How much of RL is done, by steps, compute or sampled tokens, whichever ends it first."""
-        budget, start = self._compute_tokens, self.state.compute_at_rl
+        """Return the share of RL that is done, by steps, compute or sampled tokens, whichever ends it first."""
+        budget = self._compute_tokens
+        start = self.state.compute_at_rl
         share = self.state.step / max(1, self._rl.steps)
         if budget is not None and budget > start:
             share = max(share, (self.state.compute_tokens - start) / (budget - start))
@@ -85,6 +101,6 @@ class JobAccount:
         return min(1.0, share)
 
     def metrics(self) -> dict[str, float]:
-        """What has been used so far."""
+        """Return the compute used so far, by the names of the metrics."""
         names = ("compute_tokens", "sampled_tokens", "scored_tokens", "cpu_seconds")
         return {name: getattr(self.state, name) for name in names}

@@ -178,7 +178,7 @@ class Job:
             self._counted_servers(),
         ):
             for name in self.config.logging:
-                log.tell(BOARDS[name](board_job))
+                log.add_board(BOARDS[name](board_job))
             if self.state.stage == "warmstart":
                 self._warm_start(checkpoint, log)
                 self._save(WARM_START)

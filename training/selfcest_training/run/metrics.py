@@ -1,4 +1,4 @@
-"""Numbers of a job, one JSON object a line, and the same for whoever else the config names."""
+"""The metrics of a job: rows of `metrics.jsonl`, which also go to the boards that the config names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from selfcest_training.run.boards import Board
 
 
 class MetricsLog:
-    """Rows of numbers.
+    """Writes rows of metrics, and closes the file and the boards at its end.
 
     Args:
-        rows: `metrics.jsonl`, where to go on.
+        rows: the file `metrics.jsonl`.
     """
 
     def __init__(self, rows: AppendLog) -> None:
-        self._rows, self._boards = rows, list[Board]()
+        self._rows = rows
+        self._boards: list[Board] = []
 
-    def tell(self, board: Board) -> None:
-        """From now on this one too, which is closed with the rows."""
+    def add_board(self, board: Board) -> None:
+        """Send all rows from now on to this board as well."""
         self._boards.append(board)
 
     def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -46,22 +47,21 @@ class MetricsLog:
 
 
 def episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> str:
-    """The episodes of these groups as lines of JSON, those of a group after its replays."""
-    return "".join(
-        write_episode(episode)
-        for group, records in zip(groups, replayed, strict=True)
-        for episode in (*records, *group.episodes)
-    )
+    """Return the episodes of the groups as lines of JSON. The episodes of a group come after its replays."""
+    lines: list[str] = []
+    for group, records in zip(groups, replayed, strict=True):
+        lines += map(write_episode, [*records, *group.episodes])
+    return "".join(lines)
 
 
 def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-    """Means over the episodes of one step; `term/NAME` are what each term of the reward adds to `return`,
-    nothing where an episode's reward has no such term, so that they sum to it.
+    """Return means over the episodes of one step.
 
-    `entropy` is minus the mean log-prob of the tokens sampled, in nats: an unbiased estimate of the entropy per token
-    at the sampling temperature. It is missing where no ids were sampled. `equal_groups` is the share of groups whose
-    episodes all earn the same, from which no credit relative to the group can learn. `correct` is the share of episodes
-    whose term of that name is above 0; it is missing where the reward has none.
+    `term/NAME` is the part of `return` that a reward term adds, 0 where an episode's reward lacks the term, so the
+    parts sum to `return`. `entropy` is minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of
+    the entropy per token at the sampling temperature. It is missing where no ids were sampled. `equal_groups` is the
+    share of groups whose episodes all earn the same, so that a group baseline gives them no gradient. `correct` is the
+    share of episodes whose term of that name is above 0. It is missing where the reward has no such term.
     """
     episodes: list[EpisodeRecord] = [episode for group in groups for episode in group.episodes]
     clones = sum(episode.cost.clones for episode in episodes)
@@ -82,11 +82,17 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
 
 
 def describe_probe(played: Mapping[str, Sequence[EpisodeRecord]], asked: int) -> dict[str, float]:
-    """Means over the episodes of each family, called `probe/FAMILY/...`; `return` and its terms by the reward's own
-    weights, whatever a schedule makes of them. `unplayed` of the `asked` are left out."""
-    found: dict[str, float] = {}
+    """Return means over the episodes of each family, named `probe/FAMILY/...`.
+
+    `return` and its terms have the reward's own weights, not those of a schedule.
+
+    Args:
+        played: records by family.
+        asked: requested episodes of each family. Those without a record count as `unplayed` and are in no mean.
+    """
+    metrics: dict[str, float] = {}
     for family, records in played.items():
-        found[f"probe/{family}/unplayed"] = asked - len(records)
+        metrics[f"probe/{family}/unplayed"] = asked - len(records)
         if not records:
             continue
         values = {
@@ -97,12 +103,12 @@ def describe_probe(played: Mapping[str, Sequence[EpisodeRecord]], asked: int) ->
             **_correct(records),
             **_terms(records),
         }
-        found.update({f"probe/{family}/{name}": value for name, value in values.items()})
-    return found
+        metrics.update({f"probe/{family}/{name}": value for name, value in values.items()})
+    return metrics
 
 
 def equal_returns(group: EpisodeGroup) -> bool:
-    """Whether all episodes of a group earn the same, but for rounding."""
+    """Return whether all episodes of a group earn the same, up to rounding."""
     returns = [episode.team_return for episode in group.episodes]
     return max(returns) - min(returns) <= 1e-9
 
@@ -114,11 +120,14 @@ def _terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
 
 
 def _correct(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    terms = [episode.reward_terms or {} for episode in episodes]
-    found = [one["correct"] > 0 for one in terms if "correct" in one]
-    return {"correct": float(np.mean(found))} if found else {}
+    all_terms = [episode.reward_terms or {} for episode in episodes]
+    is_correct = [terms["correct"] > 0 for terms in all_terms if "correct" in terms]
+    return {"correct": float(np.mean(is_correct))} if is_correct else {}
 
 
 def _entropy(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    sampled = [p for episode in episodes for _, turn in episode.turns() for p in turn.generation.behavior_logprobs]
-    return {"entropy": -float(np.mean(sampled))} if sampled else {}
+    logprobs: list[float] = []
+    for episode in episodes:
+        for _, turn in episode.turns():
+            logprobs.extend(turn.generation.behavior_logprobs)
+    return {"entropy": -float(np.mean(logprobs))} if logprobs else {}

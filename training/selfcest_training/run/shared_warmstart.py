@@ -1,4 +1,4 @@
-"""Variants that differ in RL alone share one warm start: it is trained once per seed and handed to the others.
+"""Variants that differ only in RL share one warm start, which is trained once per seed and copied to the others.
 
 The warm start of a variant depends on its limits, its `warmstart` and the seed, never on its name, so the copy is what
 the variant would have trained. Its compute is counted for every variant.
@@ -16,8 +16,8 @@ from selfcest_training.run.job import JobId
 
 
 def shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
-    """By the job that trains it, the jobs that take its warm start over and have not begun."""
-    leaders: dict[str, list[str]] = {}
+    """Return, for each job that trains a shared warm start, the jobs that wait for a copy of it."""
+    leaders: dict[str, list[str]] = {}  # by the first variant with a warm start, the later variants with an equal one
     for variant, spec in config.variants.items():
         for leader in leaders:
             same = spec.warmstart == config.variants[leader].warmstart
@@ -26,33 +26,39 @@ def shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
                 break
         else:
             leaders[variant] = []
-    waiting = {
-        JobId(leader, seed): [
-            JobId(variant, seed) for variant in variants if not checkpoints(_folder(config, JobId(variant, seed)))
-        ]
-        for seed in config.seeds
-        for leader, variants in leaders.items()
-        if config.variants[leader].warmstart.phases
-    }
-    # A leader that has gone on to RL has no warm start to give any more; who comes late trains its own.
-    return {leader: jobs for leader, jobs in waiting.items() if jobs and not _in_rl(_folder(config, leader))}
+    followers: dict[JobId, list[JobId]] = {}
+    for seed in config.seeds:
+        for variant, equal_variants in leaders.items():
+            leader_id = JobId(variant, seed)
+            # A leader in RL has no checkpoint of its warm start any more, so the others train their own.
+            if not config.variants[variant].warmstart.phases or _in_rl(_folder(config, leader_id)):
+                continue
+            jobs = [JobId(name, seed) for name in equal_variants]
+            # A job with a checkpoint has begun and resumes from it.
+            waiting = [job for job in jobs if not checkpoints(_folder(config, job))]
+            if waiting:
+                followers[leader_id] = waiting
+    return followers
 
 
 def hand_over(config: RunConfig, leader: JobId, follower: JobId) -> None:
-    """Copy a finished warm start. The checkpoint comes last and whole: with it the follower has begun."""
-    there, here = _folder(config, leader).parent, _folder(config, follower).parent
-    found = newest_whole(there)
-    assert found is not None, "its job has ended"
-    (here / "checkpoints").mkdir(parents=True, exist_ok=True)
-    with atomic_write(here / "metrics.jsonl") as partial:
-        shutil.copyfile(there / "metrics.jsonl", partial)
-    with atomic_write(here / "checkpoints" / found[0].name) as partial:
-        shutil.copytree(found[0], partial)
+    """Copy a finished warm start from one job to another."""
+    source = _folder(config, leader).parent
+    target = _folder(config, follower).parent
+    newest = newest_whole(source)
+    assert newest is not None, "its job has ended"
+    checkpoint, _ = newest
+    (target / "checkpoints").mkdir(parents=True, exist_ok=True)
+    with atomic_write(target / "metrics.jsonl") as partial:
+        shutil.copyfile(source / "metrics.jsonl", partial)
+    # Last: a job with a checkpoint counts as begun.
+    with atomic_write(target / "checkpoints" / checkpoint.name) as partial:
+        shutil.copytree(checkpoint, partial)
 
 
 def _in_rl(folder: Path) -> bool:
-    found = checkpoints(folder)
-    return bool(found) and in_rl(found[-1])
+    paths = checkpoints(folder)
+    return bool(paths) and in_rl(paths[-1])
 
 
 def _folder(config: RunConfig, job: JobId) -> Path:

@@ -1,4 +1,4 @@
-"""Probes: what a policy can do at some point of its training, playing greedily, by family."""
+"""Probes: greedy episodes of each family, which measure a policy during training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits
 
-Asked = Mapping[str, Sequence[RolloutRequest]]  # by family
-
 
 def probe_requests(
     families: Mapping[str, TaskSource],
@@ -22,21 +20,36 @@ def probe_requests(
     name: str,
     limits: Limits | None = None,
 ) -> dict[str, list[RolloutRequest]]:
-    """So many episodes of each family, called `name.0`, `name.1`, ...; `limits` as of a request."""
+    """Draw the tasks of a probe.
+
+    Args:
+        families: task sources by name.
+        episodes: number of episodes of each family.
+        rng: draws tasks and seeds.
+        name: the ids of the episodes are `name.0`, `name.1`, ...
+        limits: of every request; `None`: those of the player.
+
+    Returns:
+        The requests of each family.
+    """
+    requests: dict[str, list[RolloutRequest]] = {}
     numbers = count()
-    return {
-        family: [
-            RolloutRequest(f"{name}.{next(numbers)}", source.draw(rng), int(rng.integers(2**62)), limits)
-            for _ in range(episodes)
-        ]
-        for family, source in families.items()
-    }
+    for family, source in families.items():
+        requests[family] = []
+        for _ in range(episodes):
+            task = source.draw(rng)
+            requests[family].append(RolloutRequest(f"{name}.{next(numbers)}", task, int(rng.integers(2**62)), limits))
+    return requests
 
 
-def by_family(asked: Asked, records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
-    """Records of these requests, of as many as were played."""
-    families = {request.episode_id: family for family, requests in asked.items() for request in requests}
-    found: dict[str, list[EpisodeRecord]] = {family: [] for family in asked}
+def by_family(
+    requests: Mapping[str, Sequence[RolloutRequest]], records: Sequence[EpisodeRecord]
+) -> dict[str, list[EpisodeRecord]]:
+    """Sort records by the family of their requests. Requests that failed have no record."""
+    family_by_id: dict[str, str] = {}
+    for family, family_requests in requests.items():
+        family_by_id.update({request.episode_id: family for request in family_requests})
+    records_by_family: dict[str, list[EpisodeRecord]] = {family: [] for family in requests}
     for record in records:
-        found[families[record.episode_id]].append(record)
-    return found
+        records_by_family[family_by_id[record.episode_id]].append(record)
+    return records_by_family

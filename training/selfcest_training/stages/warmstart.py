@@ -1,14 +1,14 @@
-"""Imitation of scripted demonstrations, played through the same game, rollout and codec as everything else.
+"""The warm start: imitation of scripted demonstrations, which use the same game, rollout and codec as RL.
 
-Demonstrations are drawn in pools, each keyed by (seed, pool), and never seen twice; a resumed job goes on with the next
-pool, and so does a warm start that begins again.
+Demonstrations are drawn in pools, each keyed by (seed, pool), so none is seen twice. A resumed job continues with the
+next pool, and so does the next attempt at a warm start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -33,18 +33,18 @@ from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.probe import by_family, probe_requests
 
-_DRAWS = 8
+_DRAWS = 8  # tasks of a family that are drawn and played at once
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a model could do when a phase had ended, playing greedily by itself.
+    """The accuracy of the model at the end of a phase, playing greedily.
 
     Attributes:
-        phase: its place in the config.
+        phase: the index of the phase in the config.
         threshold: the phase's `min_accuracy`.
         accuracy: by family of the phase's mix.
-        sampled_tokens: generated for it.
+        sampled_tokens: tokens generated for the probe.
     """
 
     phase: int
@@ -68,13 +68,13 @@ class Probe:
 
 @dataclass(frozen=True)
 class Pool:
-    """What one pool did.
+    """The result of training on one pool of demonstrations.
 
     Attributes:
-        tokens: of its demonstrations.
-        loss: mean over its optimiser steps.
-        trained_tokens: that went through forward and backward.
-        probes: of the phases that ended with it.
+        tokens: tokens of the demonstrations.
+        loss: mean over the optimiser steps.
+        trained_tokens: tokens that went through a forward and a backward pass.
+        probes: of the phases that ended with this pool.
     """
 
     tokens: int
@@ -96,13 +96,13 @@ class WarmStart:
 
     Args:
         config: phases and sizes.
-        player: plays with the learner's weights, under the variant's limits.
-        learner: holds the weights being trained.
-        families: the training part of each.
-        reward: says what is right.
-        seed: all randomness is keyed by it.
-        attempt: how many came before; keys probes.
-        pool: the next one. An attempt goes on counting where the one before ended.
+        player: plays probes with the learner's weights, under the variant's limits.
+        learner: holds the weights that are trained.
+        families: the training part of each task family.
+        reward: grades demonstrations and probes.
+        seed: the seed of the job. All randomness is keyed by it.
+        attempt: the number of attempts before this one. It keys the probes.
+        pool: the number of the next pool. An attempt continues the count of the one before.
         tokens: demonstration tokens of this attempt so far.
     """
 
@@ -119,9 +119,16 @@ class WarmStart:
         pool: int,
         tokens: int,
     ) -> None:
-        self.config, self.player, self.learner, self.families, self.reward = config, player, learner, families, reward
-        self.seed, self.attempt, self.pool, self.tokens = seed, attempt, pool, tokens
-        self._ends = list(accumulate(phase.tokens for phase in config.phases))
+        self.config = config
+        self.player = player
+        self.learner = learner
+        self.families = families
+        self.reward = reward
+        self.seed = seed
+        self.attempt = attempt
+        self.pool = pool
+        self.tokens = tokens
+        self._phase_ends = list(accumulate(phase.tokens for phase in config.phases))
 
     @property
     def done(self) -> bool:
@@ -129,13 +136,14 @@ class WarmStart:
 
     @property
     def progress(self) -> float:
-        """In [0, 1], by tokens."""
-        return min(1.0, self.tokens / self._ends[-1]) if self._ends else 1.0
+        """The share of the demonstration tokens that is done, in [0, 1]."""
+        return min(1.0, self.tokens / self._phase_ends[-1]) if self._phase_ends else 1.0
 
     def step(self) -> Pool:
         """Train on the next pool, and probe the phases that end with it."""
-        config, before = self.config, self.tokens
-        phase = next(phase for phase, end in zip(config.phases, self._ends, strict=True) if before < end)
+        config = self.config
+        tokens_before = self.tokens
+        phase = next(phase for phase, end in zip(config.phases, self._phase_ends, strict=True) if tokens_before < end)
         samples = demonstration_pool(
             self.player.language,
             self.player.limits,
@@ -147,33 +155,34 @@ class WarmStart:
             config.pool_tokens,
         )
         order = np.random.default_rng(stream_seed("order", self.seed, self.pool))
-        losses, trained = [], 0
+        losses = []
+        trained_tokens = 0
         for batch in cut_batches(samples, config.batch_tokens, order):
             metrics = self.learner.imitation_step(batch, self.progress)
             losses.append(metrics.loss)
-            trained += metrics.trained_tokens
+            trained_tokens += metrics.trained_tokens
             self.tokens += sum(map(len, batch))
         self.pool += 1
-        probes = [
-            self._probe(i, phase, phase.min_accuracy)
-            for i, (phase, end) in enumerate(zip(config.phases, self._ends, strict=True))
-            if phase.min_accuracy is not None and before < end <= self.tokens
-        ]
-        return Pool(self.tokens - before, float(np.mean(losses)), trained, tuple(probes))
+        probes = []
+        for i, (phase, end) in enumerate(zip(config.phases, self._phase_ends, strict=True)):
+            if phase.min_accuracy is not None and tokens_before < end <= self.tokens:
+                probes.append(self._probe(i, phase, phase.min_accuracy))
+        return Pool(self.tokens - tokens_before, float(np.mean(losses)), trained_tokens, tuple(probes))
 
     def _probe(self, index: int, phase: Phase, threshold: float) -> Probe:
         rng = np.random.default_rng(stream_seed("probe", self.seed, self.attempt, index))
         limits = changed_limits(self.player.limits, phase.limits, "phase.limits")
         families = {name: self.families[name] for name, spec in phase.mix.items() if spec.share > 0}
         self.learner.sync(self.player.sampler, 0)
-        asked = probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
-        played = by_family(asked, self.player.unjudged().play([r for each in asked.values() for r in each], 0.0))
-        accuracy = {
-            name: sum(self.reward.grade(record).correct for record in records) / len(records)
-            for name, records in played.items()
-        }
-        sampled = sum(record.cost.generated_tokens for records in played.values() for record in records)
-        return Probe(index, threshold, accuracy, sampled)
+        requests = probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
+        # Accuracy needs the grader only, so no judge is asked.
+        records = self.player.unjudged().play(list(chain.from_iterable(requests.values())), 0.0)
+        accuracy = {}
+        for family, family_records in by_family(requests, records).items():
+            num_correct = sum(self.reward.grade(record).correct for record in family_records)
+            accuracy[family] = num_correct / len(family_records)
+        sampled_tokens = sum(record.cost.generated_tokens for record in records)
+        return Probe(index, threshold, accuracy, sampled_tokens)
 
 
 def demonstration_pool(
@@ -186,14 +195,14 @@ def demonstration_pool(
     pool: int,
     pool_tokens: int,
 ) -> list[Sample]:
-    """At least `pool_tokens` of demonstrations. Raises `TaskError` when a script fails its own task."""
+    """Play demonstrations of at least `pool_tokens`. Raises `TaskError` when a script fails its own task."""
     rules = language.rules(changed_limits(limits, phase.limits, "phase.limits"))
     rng = np.random.default_rng(stream_seed("demonstrations", seed, pool))
     samples: list[Sample] = []
     tokens = {family: 0 for family, spec in phase.mix.items() if spec.share > 0}
     batch = 0
     while sum(tokens.values()) < pool_tokens:
-        # Shares are of tokens, not of tasks: always the family that is furthest behind.
+        # Shares are of tokens, not of tasks, so the next family is the one furthest behind its share.
         family = min(tokens, key=lambda name: (tokens[name] + 1) / phase.mix[name].share)
         for record in _demonstrate(
             language.codec, rules, reward, families[family], family, phase.mix[family].styles, rng, f"w{pool}.{batch}"
@@ -217,13 +226,13 @@ def _demonstrate(
     rng: np.random.Generator,
     name: str,
 ) -> Iterator[EpisodeRecord]:
-    """Draw tasks, let the family's script play them in these styles, and check that it was right."""
-    drawn: dict[Style, list[RolloutRequest]] = {}
+    """Draw tasks, let the family's script play them in these styles, and check that its answers are right."""
+    requests_by_style: dict[Style, list[RolloutRequest]] = {}
     for i in range(_DRAWS):
         style = draw_family(styles, rng)
         request = RolloutRequest(f"{name}.{i}", source.draw(rng), int(rng.integers(2**62)))
-        drawn.setdefault(style, []).append(request)
-    for style, requests in drawn.items():
+        requests_by_style.setdefault(style, []).append(request)
+    for style, requests in requests_by_style.items():
         actor = OracleActor(source, rules.protocol, style)
         for record in rollout(requests, ScriptedPolicy(actor, codec), rules):
             faults = [turn.facts.fault for _, turn in record.turns() if turn.facts.fault is not None]
@@ -237,6 +246,6 @@ def _demonstrate(
 
 
 def cut_batches(samples: list[Sample], batch_tokens: int, rng: np.random.Generator) -> list[list[Sample]]:
-    """Batches of similar length, in random order."""
+    """Cut samples into batches of similar length, in random order."""
     batches = list(bucketed(samples, batch_tokens))
     return [batches[i] for i in rng.permutation(len(batches))]
