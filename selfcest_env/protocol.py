@@ -1,4 +1,4 @@
-"""What the game asks of a protocol: text to action and back, and what the environment says.
+"""The interface of prompt formats: texts to actions and back, and the messages of the environment.
 
 The protocols themselves (`text.hermes`, `text.terse`) have the same semantics. Nothing a model wrote is executed, and
 nothing it wrote is trusted.
@@ -28,7 +28,7 @@ LONGEST_NAME = 200  # characters, of a prompt variant
 
 @dataclass(frozen=True, slots=True)
 class Brief:
-    """All that an agent is told when it starts.
+    """The information that an agent gets when it starts.
 
     Attributes:
         role: root or clone.
@@ -54,17 +54,17 @@ class Brief:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for one objective: a text, or the reason why there is none."""
+    """The reply to one objective: a text, or the reason why there is none."""
 
     text: str | None = None
     failure: Fault | Status | None = None
 
 
 class PromptFormat(Protocol):
-    """The interface of a protocol. Implementations are stateless."""
+    """The interface of a prompt format. Implementations are stateless."""
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
-        """First messages of an agent."""
+        """Return the first messages of an agent."""
         ...
 
     def replies(self, replies: Sequence[Reply]) -> Message:
@@ -72,11 +72,11 @@ class PromptFormat(Protocol):
         ...
 
     def documents(self, documents: Mapping[str, str]) -> Message:
-        """Documents an agent asked to read."""
+        """Return the message with the documents that an agent asked to read."""
         ...
 
     def fault(self, fault: Fault) -> Message:
-        """One line that says why the last turn led to nothing."""
+        """Return one line that names the fault of the last turn."""
         ...
 
     def neutralise(self, reply: str) -> str:
@@ -84,7 +84,7 @@ class PromptFormat(Protocol):
         ...
 
     def parse(self, text: str) -> Action:
-        """What a generation means. Never raises; never executes anything."""
+        """Parse a generation into an action. Never raises, and never executes anything."""
         ...
 
     def render(self, action: Action, thought: str = "") -> str:
@@ -94,14 +94,14 @@ class PromptFormat(Protocol):
 
 @runtime_checkable
 class ProtocolWrapper(Protocol):
-    """A protocol around another one. What it does not offer itself, turn control or a board, is that one's."""
+    """A protocol around another one. Capabilities that it lacks itself are found in the inner one."""
 
     @property
     def protocol(self) -> PromptFormat: ...
 
 
 def iter_layers(protocol: PromptFormat) -> Iterator[PromptFormat]:
-    """A protocol and all that it stands around, outermost first."""
+    """Yield a protocol and all protocols that it wraps, outermost first."""
     yield protocol
     while isinstance(protocol, ProtocolWrapper):
         protocol = protocol.protocol
@@ -109,7 +109,7 @@ def iter_layers(protocol: PromptFormat) -> Iterator[PromptFormat]:
 
 
 def find_capability(protocol: PromptFormat, kind: type[T]) -> T | None:
-    """The outermost layer of a protocol that is of an optional kind, as `ControlsTurns`; `None` if none is."""
+    """Return the outermost layer with an optional capability, such as `ControlsTurns`; `None` if there is none."""
     return next((layer for layer in iter_layers(protocol) if isinstance(layer, kind)), None)
 
 
@@ -119,8 +119,8 @@ class Note:
     """One more thing that the environment says in a message.
 
     Attributes:
-        text: for who reads sentences.
-        number: the same for who reads a token, from 0 to 99; larger ones are told as 99.
+        text: the note as a sentence.
+        number: the note as one token, from 0 to 99; larger numbers are written as 99.
         trusted: whether this project wrote the text.
     """
 
@@ -208,7 +208,7 @@ def with_note(protocol: PromptFormat, message: Message, note: Note) -> Message:
     )
 
 
-# What is said around a protocol in some episodes: a frozen dataclass. Those of one name share their prices.
+# A frozen dataclass that wraps a protocol with notes. Variants with equal names share their prices.
 PromptVariant = Callable[[PromptFormat], PromptFormat]
 
 
@@ -227,7 +227,7 @@ def prompt_variant_name(prompt_variant: PromptVariant) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name of more than `LONGEST_NAME` characters as its class with a digest, any other as it is."""
+    """Shorten a name of more than `LONGEST_NAME` characters to its class and a digest."""
     if len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
@@ -240,7 +240,7 @@ def _is_frozen(value: object) -> bool:
 
 
 def _written(value: object, place: str) -> str:
-    """As `repr` of a dataclass writes it, by stored names, but for what a class may change about that."""
+    """Write a value as the `repr` of a dataclass does, by stored names, and without a custom `__repr__`."""
     if value is None or type(value) in (bool, int, float, str):
         return repr(value)
     if isinstance(value, enum.Enum):
