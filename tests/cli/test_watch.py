@@ -47,7 +47,7 @@ def step(number: int, **values: float) -> dict[str, Any]:
 @pytest.fixture
 def run(tmp_path: Path) -> RunConfig:
     """A run of one job, `delegating/seed0`, that has begun nothing."""
-    spec = config(tmp_path, evaluation__cells=[{"family": "choice", "size": "any"}])
+    spec = config(tmp_path, evaluation__eval_sets=[{"family": "choice", "size": "any"}])
     (spec.folder / "delegating" / "seed0").mkdir(parents=True)
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
     return spec
