@@ -19,7 +19,7 @@ import yaml
 from selfcest_env import __version__
 from selfcest_env.stored import to_stored
 from selfcest_eval.play.results import Result
-from selfcest_eval.report.training_run import EvaluationStage, Part, results_of, study_of
+from selfcest_eval.report.training_run import EvaluatedPolicy, EvaluationStage, results_of, study_of
 from selfcest_eval.stats.decision import judge, means
 from selfcest_eval.stats.decision_table import Decided, decided
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
@@ -82,7 +82,9 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     choices = decided(study, results)
     files = []
     for one in variant or variants:
-        first, last = (Part(one, stage, config.evaluation.temperatures[0]).label(config) for stage in EvaluationStage)
+        first, last = (
+            EvaluatedPolicy(one, stage, config.evaluation.temperatures[0]).label(config) for stage in EvaluationStage
+        )
         by_itself = [result for result in results if result.place.strategy == last]
         before = [result for result in results if result.place.strategy == first and first != last]
         cell = {

@@ -22,7 +22,7 @@ import selfcest_cli.main as cli
 from selfcest_cli import watch
 from selfcest_env.plugin import only_trusted
 from selfcest_env.tasks import SOURCES
-from selfcest_eval.html.playing import Face
+from selfcest_eval.html.playing import Renderer
 from selfcest_eval.report import page, serve
 from selfcest_eval.report.serve import LiveReport, served
 from selfcest_eval.report.sources import Source
@@ -298,7 +298,7 @@ eval_sets: [{family: choice, size: any}]
 # The page
 
 
-def no_faces(file: Path) -> list[Face]:
+def no_renderers(file: Path) -> list[Renderer]:
     return []
 
 
@@ -307,7 +307,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Reports in the place of the real ones, which take seconds: each says how many there have been."""
     made: list[int] = []
 
-    def write(sources: Sequence[Source], out: Path, faces_of: object) -> list[Path]:
+    def write(sources: Sequence[Source], out: Path, renderers_of: object) -> list[Path]:
         made.append(len(made) + 1)
         out.write_text(f"<p>report {made[-1]}</p>", encoding="utf-8")
         beside = out.parent / "report_files" / "learning.svg"
@@ -343,7 +343,7 @@ class Browser:
 @pytest.fixture
 def browser(run: RunConfig, reports: list[int]) -> Iterator[Browser]:
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0)), encoding="utf-8")
-    with served(run.folder, 0, no_faces) as address:
+    with served(run.folder, 0, no_renderers) as address:
         yield Browser(address)
 
 
@@ -418,7 +418,7 @@ def test_a_thread_of_the_server_trusts_what_the_command_trusts(
     monkeypatch.setattr(serve, "write_report_page", write)
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0)), encoding="utf-8")
     with only_trusted([]):
-        report = LiveReport(run.folder, tmp_path, no_faces)
+        report = LiveReport(run.folder, tmp_path, no_renderers)
     thread = threading.Thread(target=report.page)
     thread.start()
     thread.join()
@@ -429,7 +429,7 @@ def test_the_real_page_of_a_run_that_still_trains(run: RunConfig, monkeypatch: p
     monkeypatch.setattr(page, "learning_figure", lambda *given: [path.touch() for path in given[2]])  # slow
     metrics = job_folder(run) / "metrics.jsonl"
     metrics.write_text(rows(step(0, cpu_seconds=1.0)) + "{", encoding="utf-8")
-    with served(run.folder, 0, no_faces) as address:
+    with served(run.folder, 0, no_renderers) as address:
         browser = Browser(address)
         first = browser("/")[2].decode()
         policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', first)

@@ -16,7 +16,7 @@ from pages import trained
 from rich.console import Console
 
 from selfcest_cli.report import report_page
-from selfcest_cli.trace import faces_of
+from selfcest_cli.trace import renderers_of
 from selfcest_eval.play.results import dump
 from selfcest_eval.report import page as page_of_report
 from selfcest_eval.report import serve
@@ -296,7 +296,7 @@ def test_a_watched_run_s_page_renews_itself_and_keeps_what_its_reader_chose(
     stored = folder / "delegating" / "seed0" / "metrics.jsonl"
     lines = stored.read_text(encoding="utf-8").splitlines(keepends=True)
     stored.write_text("".join(lines[:-1]), encoding="utf-8")
-    with served(folder, 0, faces_of) as address, opened(browser, address, color_scheme="dark") as page:
+    with served(folder, 0, renderers_of) as address, opened(browser, address, color_scheme="dark") as page:
         tab = page.tab
         steps = "#cost table tbody tr:first-child td:nth-child(3)"
         page.shows(steps, "1", within=30)

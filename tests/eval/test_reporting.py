@@ -35,10 +35,10 @@ from selfcest_eval.report.pathologies import (
     MIN_EPISODES,
     OF_EPISODES,
     Count,
+    Detection,
+    Location,
+    Occurrence,
     Pathologies,
-    Place,
-    Sight,
-    Spot,
     ignored_replies,
     redundant_objectives,
     refused_reads,
@@ -83,52 +83,56 @@ def episode(*agents: AgentRecord, reward: float = 1.0, limits: Limits | None = N
 def test_serial_collapse_is_two_calls_or_more_of_one_clone_each() -> None:
     clones = (clone(A, "a", "1"), clone(B, "b", "2"))
     one_by_one = agent(ROOT, said("c", A), said("c", B), said("ans"))
-    assert serial_collapse(episode(one_by_one, *clones)) == Sight(True, Spot(ROOT, 0, 2))
+    assert serial_collapse(episode(one_by_one, *clones)) == Detection(True, Location(ROOT, 0, 2))
     at_once = agent(ROOT, said("c", A, B), said("ans"))
-    assert serial_collapse(episode(at_once, *clones)) == Sight(False), "one call"
+    assert serial_collapse(episode(at_once, *clones)) == Detection(False), "one call"
     mixed = agent(ROOT, said("c", A, B), said("c", C), said("ans"))
-    assert serial_collapse(episode(mixed, *clones, clone(C, "c", "3"))) == Sight(True)
+    assert serial_collapse(episode(mixed, *clones, clone(C, "c", "3"))) == Detection(True)
     bound = Limits(max_clones_per_call=1)
-    assert serial_collapse(episode(one_by_one, *clones, limits=bound)) == Sight(False), "it could not do otherwise"
+    assert serial_collapse(episode(one_by_one, *clones, limits=bound)) == Detection(False), "it could not do otherwise"
 
 
 def test_redundant_objectives_are_equal_up_to_case_and_spaces_with_equal_documents() -> None:
     root = agent(ROOT, said("c", A, B, C), said("ans"))
 
-    def look(*clones: AgentRecord) -> Sight:
+    def look(*clones: AgentRecord) -> Detection:
         return redundant_objectives(episode(root, *clones))
 
-    assert look(clone(A, "Sum  it", "1"), clone(B, "sum it ", "1"), clone(C, "SUM IT", "1")).spot == Spot(ROOT, 0, 2)
-    assert look(clone(A, "a", "1"), clone(B, "b", "1"), clone(C, "c", "1")) == Sight(True)
-    assert look(clone(A, "a", "1", "d1"), clone(B, "a", "1", "d2"), clone(C, "c", "1")) == Sight(True)
+    assert look(clone(A, "Sum  it", "1"), clone(B, "sum it ", "1"), clone(C, "SUM IT", "1")).location == Location(
+        ROOT, 0, 2
+    )
+    assert look(clone(A, "a", "1"), clone(B, "b", "1"), clone(C, "c", "1")) == Detection(True)
+    assert look(clone(A, "a", "1", "d1"), clone(B, "a", "1", "d2"), clone(C, "c", "1")) == Detection(True)
     same = look(clone(A, "a", "1", "d1", "d2"), clone(B, "a", "1", "d2", "d1"), clone(C, "c", "1"))
-    assert same.spot == Spot(ROOT, 0, 1), "the order of documents is no difference"
-    assert redundant_objectives(episode(agent(ROOT, said("c", A), said("ans")), clone(A, "a", "1"))) == Sight(False)
+    assert same.location == Location(ROOT, 0, 1), "the order of documents is no difference"
+    assert redundant_objectives(episode(agent(ROOT, said("c", A), said("ans")), clone(A, "a", "1"))) == Detection(False)
 
 
 def test_replies_are_ignored_if_the_root_writes_none_of_their_words_later() -> None:
-    def look(text: str, first: str | None, second: str | None) -> Sight:
+    def look(text: str, first: str | None, second: str | None) -> Detection:
         root = agent(ROOT, said("12 7", A, B), said(text))
         return ignored_replies(episode(root, clone(A, "a", first), clone(B, "b", second)))
 
-    assert look("12+7=19", "12", "7") == Sight(True)
-    assert look("so 12", "12", "7").spot == Spot(ROOT, 0, 1), "what it wrote before the replies came is no use of them"
-    assert look("so 127", "12", "7") == Sight(True), "a word may be a part of a longer one"
-    assert look("so 3", "12", "7").spot == Spot(ROOT, 0, 2)
-    assert look("the TOWER", "tower!", None) == Sight(True), "a clone without a reply is not ignored"
-    assert look("x", None, None) == Sight(False)
+    assert look("12+7=19", "12", "7") == Detection(True)
+    assert look("so 12", "12", "7").location == Location(ROOT, 0, 1), (
+        "what it wrote before the replies came is no use of them"
+    )
+    assert look("so 127", "12", "7") == Detection(True), "a word may be a part of a longer one"
+    assert look("so 3", "12", "7").location == Location(ROOT, 0, 2)
+    assert look("the TOWER", "tower!", None) == Detection(True), "a clone without a reply is not ignored"
+    assert look("x", None, None) == Detection(False)
     silent = episode(agent(ROOT, said("c", A), status=Status.OUT_OF_TURNS), clone(A, "a", "1"))
-    assert ignored_replies(silent) == Sight(False), "the root had no turn after the replies"
+    assert ignored_replies(silent) == Detection(False), "the root had no turn after the replies"
 
 
 def test_a_refused_call_without_recovery_ends_without_an_answer() -> None:
     refused = said("c", outcome=Outcome.REFUSED)
     lost = agent(ROOT, refused, refused, status=Status.OUT_OF_TURNS)
-    assert refused_without_recovery(episode(lost)).spot == Spot(ROOT, 0, 2)
-    assert refused_without_recovery(episode(agent(ROOT, refused, said("ans")))) == Sight(True)
+    assert refused_without_recovery(episode(lost)).location == Location(ROOT, 0, 2)
+    assert refused_without_recovery(episode(agent(ROOT, refused, said("ans")))) == Detection(True)
     in_part = agent(ROOT, said("ok"), said("c", A, refused=True), status=Status.OUT_OF_TOKENS)
-    assert refused_without_recovery(episode(in_part, clone(A, "a", "1"))).spot == Spot(ROOT, 1, 1)
-    assert refused_without_recovery(episode(agent(ROOT, said("ans")))) == Sight(False)
+    assert refused_without_recovery(episode(in_part, clone(A, "a", "1"))).location == Location(ROOT, 1, 1)
+    assert refused_without_recovery(episode(agent(ROOT, said("ans")))) == Detection(False)
 
 
 def test_a_refused_read_is_no_refused_call() -> None:
@@ -136,7 +140,7 @@ def test_a_refused_read_is_no_refused_call() -> None:
         facts = replace(said("r", outcome=Outcome.REFUSED).facts, fault=fault)
         lost = agent(ROOT, replace(said("r"), facts=facts), status=Status.OUT_OF_TOKENS)
         record = replace(episode(lost, limits=Limits(**limits)), task=replace(TASK, context={"d": "text"}))
-        return refused_without_recovery(record).spot is not None, refused_reads(record).spot is not None
+        return refused_without_recovery(record).location is not None, refused_reads(record).location is not None
 
     for fault in (Fault.OVER_BUDGET, Fault.TOO_MANY_READS, Fault.UNKNOWN_KEY):
         assert look(fault, max_depth=0, max_reads=2) == (False, True), "a reader has no clones to call"
@@ -378,7 +382,7 @@ def data_of(html: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("_no_figures")
 def test_no_name_and_no_text_becomes_a_part_of_the_page(tmp_path: Path) -> None:
     record = replace(three_agents(HOSTILE, 0.0), task=replace(TASK, prompt=HOSTILE))
-    sick = {("ignored replies", HOSTILE): Count(1, 1, Place(tmp_path / HOSTILE[:5], record, HOSTILE, A, 0))}
+    sick = {("ignored replies", HOSTILE): Count(1, 1, Occurrence(tmp_path / HOSTILE[:5], record, HOSTILE, A, 0))}
     made = source(tmp_path, {"delegate": 1.0, "monolithic": 0.1}, family=HOSTILE, pathologies=sick, warnings=[HOSTILE])
     made = replace(made, name=HOSTILE, sessions=[{"command": HOSTILE, "versions": {}, "gpus": [], "cores": 1}])
     written = page.write_report_page([made], tmp_path / "r.html", lambda _: [])

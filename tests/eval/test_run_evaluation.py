@@ -24,8 +24,8 @@ from selfcest_eval.report import study_report as report
 from selfcest_eval.report.page import Trees, source_data
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.report.training_run import (
+    EvaluatedPolicy,
     EvaluationStage,
-    Part,
     RunEvaluation,
     check_evaluation,
     parts_of,
@@ -270,7 +270,7 @@ def test_variants_without_rl_are_evaluated_once(tmp_path: Path) -> None:
     variants: dict[str, VariantConfig] = {
         name: replace(variant, rl=replace(variant.rl, steps=0)) for name, variant in run.variants.items()
     }
-    label = partial(Part.label, config=replace(run, variants=variants))
+    label = partial(EvaluatedPolicy.label, config=replace(run, variants=variants))
     assert list(map(label, parts_of(replace(run, variants=variants)))) == [
         "delegating",
         "delegating, T 0.8",

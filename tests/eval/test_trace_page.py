@@ -20,12 +20,12 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import ROOT, MessageRole
-from selfcest_eval.html.playing import Clock, Face, play_again
-from selfcest_eval.html.viewer import SchemeCredit, Shown, viewer_page
+from selfcest_eval.html.playing import Clock, Renderer, play_again
+from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
 from selfcest_training.credit.offline import apply, in_groups
 
-FACES = (Face(Rules(RULES.limits, HermesProtocol(), ByteCounter())), Face(RULES))
+RENDERERS = (Renderer(Rules(RULES.limits, HermesProtocol(), ByteCounter())), Renderer(RULES))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ class Read:
 
 
 def page(records: list[EpisodeRecord], *schemes: SchemeCredit) -> Read:
-    return Read(viewer_page("T", [Shown(record) for record in records], FACES, schemes).render())
+    return Read(viewer_page("T", [EpisodeView(record) for record in records], RENDERERS, schemes).render())
 
 
 def test_the_page_says_what_the_records_say(records: list[EpisodeRecord]) -> None:
@@ -108,14 +108,14 @@ def test_the_clock_ends_with_the_critical_path(records: list[EpisodeRecord]) -> 
 
 def test_rules_that_make_another_episode_are_not_believed(records: list[EpisodeRecord]) -> None:
     record = next(record for record in records if record.cost.clones and record.root.reply)
-    played = play_again(record, FACES[:1], Clock(record))
-    assert played.face is None
+    played = play_again(record, RENDERERS[:1], Clock(record))
+    assert played.renderer is None
     assert not played.ledger
     said = "".join(part.text for block in played.blocks[ROOT] for message in block for part in message.parts)
     assert record.task.prompt in said
     children = [record.by_id[child] for turn in record.root.turns for child in turn.facts.children]
     assert all((child.reply or str(child.status)) in said for child in children)
-    read = Read(viewer_page("T", [Shown(record)], FACES[:1], ()).render())
+    read = Read(viewer_page("T", [EpisodeView(record)], RENDERERS[:1], ()).render())
     assert (read.episodes[0]["exact"], read.episodes[0]["ledger"]) == (False, [])
 
 

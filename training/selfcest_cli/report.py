@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_cli.study import print_study
-from selfcest_cli.trace import check_place, faces_of
+from selfcest_cli.trace import check_place, renderers_of
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.findings import failures, findings
 from selfcest_eval.report.page import write_report_page
@@ -44,7 +44,7 @@ def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
         raise ConfigError(f"--html {out} is no place for a page: expected a file's name that ends in .html")
     check_place("--html", out)
     sources = read_sources(folders)
-    written = write_report_page(sources, out, faces_of)
+    written = write_report_page(sources, out, renderers_of)
     lines = []
     for source in sources:
         lines += [source.name] if len(sources) > 1 else []

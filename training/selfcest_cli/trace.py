@@ -22,8 +22,8 @@ from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_eval.html.page import Page
-from selfcest_eval.html.playing import Face
-from selfcest_eval.html.viewer import SchemeCredit, Shown, viewer_page
+from selfcest_eval.html.playing import Renderer
+from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
 from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import read_results
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
@@ -141,7 +141,7 @@ def write_page(
     """
     check_place("--html", out)
     assigners = [make_assigner(name, {}, where="--credit") for name in schemes]
-    shown, faces = list[Shown](), list[Face]()
+    shown, renderers = list[EpisodeView](), list[Renderer]()
     said: list[list[Sequence[Credit]]] = [[] for _ in schemes]
     left_out: list[str] = []
     for number, file in enumerate(files):
@@ -158,7 +158,7 @@ def write_page(
         several = str(file) if len(files) > 1 else ""
         shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
         with only_trusted(trusted):
-            faces += faces_of(file)
+            renderers += renderers_of(file)
     if not shown:
         raise RecordError(f"{', '.join(map(str, files))}: no {'wrong answer' if wrong else 'episode'} there to show")
     if episode_id is not None:
@@ -178,7 +178,7 @@ def write_page(
     for line in left_out:
         _warn(f"left out: {line}")
     title = ", ".join(str(file) for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-    save_page(viewer_page(title, shown, faces, told, left_out), out, len(shown), console)
+    save_page(viewer_page(title, shown, renderers, told, left_out), out, len(shown), console)
 
 
 def save_page(page: Page, out: Path, episodes: int, console: Console) -> None:
@@ -192,7 +192,7 @@ def _warn(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr)
 
 
-def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool) -> Shown:
+def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool) -> EpisodeView:
     """The last episode, or the last of an id."""
     ids, last, cut = dict[str, None](), None, list[str]()
     for item in _episodes(file, strategy, wrong, on_cut=cut.append):
@@ -208,7 +208,9 @@ def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool)
     return last
 
 
-def _episodes(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn) -> Iterator[Shown]:
+def _episodes(
+    file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn
+) -> Iterator[EpisodeView]:
     """The episodes of a file, in its order."""
     with readable(file):
         file = file / "results.jsonl" if file.is_dir() else file
@@ -217,12 +219,12 @@ def _episodes(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[s
         if file.name == "results.jsonl":
             yield from _of_study(file, strategy, wrong)
         elif strategy is None and not wrong:
-            yield from (Shown(record) for record in read_episodes(file, on_cut))
+            yield from (EpisodeView(record) for record in read_episodes(file, on_cut))
         else:
             raise RecordError(f"{file} is no study's results.jsonl, and --strategy and --wrong choose among a study's")
 
 
-def faces_of(file: Path) -> list[Face]:
+def renderers_of(file: Path) -> list[Renderer]:
     """The rules that a file's episodes may have been played by: those of its run or study, and those of what is built
     in."""
     from selfcest_agents.language import language_of
@@ -230,15 +232,15 @@ def faces_of(file: Path) -> list[Face]:
     from selfcest_eval.play.policies import LEAST
     from selfcest_training.config_file import load_stored_config
 
-    faces = list[Face]()
+    renderers = list[Renderer]()
     with suppress(SelfcestError, OSError):  # a page does without
         run = _config_of(file)
         if run is not None:
-            faces.append(_of_language(language_of(load_stored_config(run).model)))
-    faces.append(_of_language(TinyLanguage()))
-    faces += [Face(Rules(LEAST, HermesProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
-    faces += [Face(Rules(LEAST, TerseProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
-    return faces
+            renderers.append(_of_language(language_of(load_stored_config(run).model)))
+    renderers.append(_of_language(TinyLanguage()))
+    renderers += [Renderer(Rules(LEAST, HermesProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
+    renderers += [Renderer(Rules(LEAST, TerseProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
+    return renderers
 
 
 def _config_of(file: Path) -> Path | None:
@@ -250,13 +252,13 @@ def _config_of(file: Path) -> Path | None:
     return config if config.is_file() else None
 
 
-def _of_language(language: Language) -> Face:
+def _of_language(language: Language) -> Renderer:
     from selfcest_eval.play.policies import LEAST
 
-    return Face(language.rules(LEAST), language.codec.decode)
+    return Renderer(language.rules(LEAST), language.codec.decode)
 
 
-def _of_study(file: Path, strategy: str | None, wrong: bool) -> Iterator[Shown]:
+def _of_study(file: Path, strategy: str | None, wrong: bool) -> Iterator[EpisodeView]:
     """The episodes whose answers count, each with what it was played as."""
     strategies = dict[str, None]()
     for result in read_results(file, whole=True):
@@ -265,7 +267,7 @@ def _of_study(file: Path, strategy: str | None, wrong: bool) -> Iterator[Shown]:
         if strategy in (None, place.strategy) and not (wrong and result.grade.correct):
             verdict = "right" if result.grade.correct else "wrong"
             played = f"{place.strategy} on {place.family} {place.size}, {at_most(place.budget)}, seed {place.seed}"
-            yield Shown(result.episodes[result.chosen], result.grade.correct, f"{played}: {verdict}")
+            yield EpisodeView(result.episodes[result.chosen], result.grade.correct, f"{played}: {verdict}")
     if strategy is not None and strategy not in strategies:
         known = ", ".join(strategies)
         raise RecordError(f"{file} has no strategy '{strategy}' ({known}).{did_you_mean(strategy, strategies)}")

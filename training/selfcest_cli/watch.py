@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from selfcest_cli.trace import faces_of
+from selfcest_cli.trace import renderers_of
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.serve import served
 from selfcest_eval.report.sources import config_of
@@ -42,7 +42,7 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
         return
     with ExitStack() as stack:
         if html:
-            address = stack.enter_context(served(folder, port or 0, faces_of))
+            address = stack.enter_context(served(folder, port or 0, renderers_of))
             console.print(f"the report is at {address}", soft_wrap=True, highlight=False, markup=False)
         display = stack.enter_context(Display(config, console))
         while True:

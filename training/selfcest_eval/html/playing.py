@@ -22,7 +22,7 @@ Block = tuple[Message, ...]  # what the environment wrote in one go
 
 
 @dataclass(frozen=True)
-class Face:
+class Renderer:
     """Rules that episodes may have been played by, under whatever limits, and what reads their token ids, if any."""
 
     rules: Rules
@@ -38,44 +38,46 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Played:
+class ReplayedEpisode:
     """An episode as it was played.
 
     Attributes:
-        face: whose rules make this episode of its texts; `None`: none of those that were tried.
+        renderer: whose rules make this episode of its texts; `None`: none of those that were tried.
         blocks: per agent what the environment wrote before each of its turns, and after the last one if it wrote
-            something; without a face contents that the record has, in no particular wording.
-        ledger: the accounts over time, empty without a face.
+            something; without a renderer contents that the record has, in no particular wording.
+        ledger: the accounts over time, empty without a renderer.
     """
 
-    face: Face | None
+    renderer: Renderer | None
     blocks: Mapping[AgentId, Sequence[Block]]
     ledger: Sequence[Entry]
 
 
-def play_again(record: EpisodeRecord, faces: Sequence[Face], clock: Clock) -> Played:
-    """The episode by the first face whose rules make it of its texts."""
-    for face in faces:
+def play_again(record: EpisodeRecord, renderers: Sequence[Renderer], clock: Clock) -> ReplayedEpisode:
+    """The episode by the first renderer whose rules make it of its texts."""
+    for renderer in renderers:
         try:
-            return _played(record, face, clock)
+            return _played(record, renderer, clock)
         except RecordError:
             continue
-    return Played(None, {agent.agent_id: _contents(record, agent.agent_id) for agent in record.agents}, ())
+    return ReplayedEpisode(None, {agent.agent_id: _contents(record, agent.agent_id) for agent in record.agents}, ())
 
 
-def _played(record: EpisodeRecord, face: Face, clock: Clock) -> Played:
+def _played(record: EpisodeRecord, renderer: Renderer, clock: Clock) -> ReplayedEpisode:
     def choose(kernel: Kernel) -> AgentId:
         return clock.first_to_end((agent, len(kernel.agents[agent].turns)) for agent in kernel.ready())
 
     entries, before, kernel = list[Entry](), dict[AgentId, Account](), None
-    for kernel in replay_turns(record, face.rules.with_limits(record.limits), choose):
+    for kernel in replay_turns(record, renderer.rules.with_limits(record.limits), choose):
         accounts = dict(kernel.ledger.accounts)
         changed = {agent: account for agent, account in accounts.items() if before.get(agent) is not account}
         last = kernel.log[-1] if kernel.log else None
         entries.append(Entry(None if last is None else (last.agent_id, last.turn), changed))
         before = accounts
     assert kernel is not None
-    return Played(face, {agent: _blocks(state.messages) for agent, state in kernel.agents.items()}, entries)
+    return ReplayedEpisode(
+        renderer, {agent: _blocks(state.messages) for agent, state in kernel.agents.items()}, entries
+    )
 
 
 def _blocks(messages: Sequence[Message]) -> list[Block]:

@@ -14,12 +14,12 @@ from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Message, TurnKey
 from selfcest_eval.html.page import Page, asset, rounded
-from selfcest_eval.html.playing import Block, Clock, Face, Place, Played, play_again
+from selfcest_eval.html.playing import Block, Clock, Place, Renderer, ReplayedEpisode, play_again
 from selfcest_training.credit.base import Credit
 
 
 @dataclass(frozen=True)
-class Shown:
+class EpisodeView:
     """An episode to show.
 
     Attributes:
@@ -58,8 +58,8 @@ COLUMNS = ("name", "outcome", "family", "size", "clones", "tokens", "critical", 
 
 def viewer_page(
     title: str,
-    shown: Sequence[Shown],
-    faces: Sequence[Face],
+    shown: Sequence[EpisodeView],
+    renderers: Sequence[Renderer],
     schemes: Sequence[SchemeCredit],
     left_out: Sequence[str] = (),
 ) -> Page:
@@ -68,14 +68,14 @@ def viewer_page(
     Args:
         title: of the page.
         shown: the episodes and their replays, in the order of the list.
-        faces: see `playing.play_again`.
+        renderers: see `playing.play_again`.
         schemes: credit to show side by side.
         left_out: credit that was asked for and is not shown: of which scheme, of which file, and why.
     """
     if not shown:
         raise RecordError("there is no episode to show")
     names = _names(shown)
-    made = _Made(faces, schemes, {item.key: number for number, item in enumerate(shown)})
+    made = PageBuilder(renderers, schemes, {item.key: number for number, item in enumerate(shown)})
     episodes = [made.episode(number, item) for number, item in enumerate(shown)]
     rows = [made.row(name, item) for name, item in zip(names, shown, strict=True)]
     return Page(
@@ -93,7 +93,7 @@ def viewer_page(
     )
 
 
-def _names(shown: Sequence[Shown]) -> list[str]:
+def _names(shown: Sequence[EpisodeView]) -> list[str]:
     """Ids to link to: an episode's own, with a number where another one before it had the same.
 
     Half a surrogate pair, which no address can hold, is a question mark.
@@ -125,10 +125,10 @@ class _Table:
 
 
 @dataclass
-class _Made:
+class PageBuilder:
     """JSON values of episodes, and the tables that they share."""
 
-    faces: Sequence[Face]
+    renderers: Sequence[Renderer]
     schemes: Sequence[SchemeCredit]
     numbers: Mapping[tuple[int, str], int]  # of episodes, by file and id
     texts: _Table = field(default_factory=_Table)
@@ -154,7 +154,7 @@ class _Made:
         """A text; `own` says that this project wrote it, and no model and no task."""
         return self.texts.number((text, own), [text, 1] if own else [text])
 
-    def row(self, name: str, item: Shown) -> tuple[Any, ...]:
+    def row(self, name: str, item: EpisodeView) -> tuple[Any, ...]:
         record = item.record
         cost, metadata = record.cost, record.task.metadata
         of = replayed_episode(record.episode_id)
@@ -172,12 +172,14 @@ class _Made:
             item.played_as,
         )
 
-    def episode(self, number: int, item: Shown) -> dict[str, Any]:
+    def episode(self, number: int, item: EpisodeView) -> dict[str, Any]:
         record = item.record
         clock = Clock(record)
-        played = play_again(record, self.faces, clock)
-        if played.face is not None and played.face is not self.faces[0]:  # the next one is likely to be of the same
-            self.faces = [played.face, *(face for face in self.faces if face is not played.face)]
+        played = play_again(record, self.renderers, clock)
+        if played.renderer is not None and played.renderer is not self.renderers[0]:
+            # The next episode was probably played by the same rules, so they are tried first.
+            others = [renderer for renderer in self.renderers if renderer is not played.renderer]
+            self.renderers = [played.renderer, *others]
         places = {agent.agent_id: place for place, agent in enumerate(record.agents)}
         terms = record.reward_terms
         return {
@@ -189,7 +191,7 @@ class _Made:
             else [[name, rounded(value), rounded(record.weights.get(name, 1.0))] for name, value in terms.items()],
             "parts": {key: rounded(value) for key, value in record.returns_by_part.items()},
             "cost": {name: rounded(value) for name, value in asdict(record.cost).items()},
-            "exact": played.face is not None,
+            "exact": played.renderer is not None,
             "agents": [self._agent(item, agent, played, clock) for agent in record.agents],
             "ledger": [
                 [
@@ -224,7 +226,7 @@ class _Made:
         }
         return self.tasks.number(repr(value), value)
 
-    def _agent(self, item: Shown, agent: AgentRecord, played: Played, clock: Clock) -> dict[str, Any]:
+    def _agent(self, item: EpisodeView, agent: AgentRecord, played: ReplayedEpisode, clock: Clock) -> dict[str, Any]:
         blocks = played.blocks[agent.agent_id]
         rest = blocks[len(agent.turns) :]
         return {
@@ -241,7 +243,7 @@ class _Made:
         }
 
     def _turn(
-        self, item: Shown, place: Place, turn: Turn, block: Block, played: Played, clock: Clock
+        self, item: EpisodeView, place: Place, turn: Turn, block: Block, played: ReplayedEpisode, clock: Clock
     ) -> dict[str, Any]:
         facts, generation, (agent_id, index) = turn.facts, turn.generation, place
         key = item.file, TurnKey(item.record.episode_id, agent_id, index)
@@ -254,7 +256,7 @@ class _Made:
             "critical": int(place in clock.critical),
             "adds": [[name, rounded(value)] for name, value in by_turn if value],
             "weight": {str(i): weights[key] for i, weights in enumerate(self._weight) if key in weights},
-            "pieces": _pieces(turn, played.face) if any(isinstance(said, list) for said in credit) else None,
+            "pieces": _pieces(turn, played.renderer) if any(isinstance(said, list) for said in credit) else None,
             "credit": credit,
         }
         return {
@@ -278,7 +280,7 @@ class _Made:
         ]
 
 
-def _outcome(item: Shown) -> str:
+def _outcome(item: EpisodeView) -> str:
     record = item.record
     if record.root.failed:
         return str(record.root.status).replace("_", " ")
@@ -290,11 +292,11 @@ def _outcome(item: Shown) -> str:
     return "right" if correct >= 1 else "partly right" if correct > 0 else "wrong"
 
 
-def _pieces(turn: Turn, face: Face | None) -> list[str] | None:
+def _pieces(turn: Turn, renderer: Renderer | None) -> list[str] | None:
     """The text of each token, `None` where they are not known or do not add up to what was written."""
-    if face is None or face.decode is None:
+    if renderer is None or renderer.decode is None:
         return None
-    pieces = [face.decode((token,)) for token in turn.generation.token_ids]
+    pieces = [renderer.decode((token,)) for token in turn.generation.token_ids]
     return pieces if "".join(pieces) == turn.generation.text else None
 
 

@@ -61,7 +61,7 @@ _KEYS = ("stage", "step", "sampled_tokens", "compute_tokens", "scored_tokens", "
 
 
 @dataclass(frozen=True)
-class Spread:
+class CurveBin:
     """A bin: steps, tokens sampled so far in the stage, and the metric; by seed, and its mean with an interval."""
 
     step: float
@@ -84,7 +84,7 @@ class Series:
     stage: str
     metric: str
     seeds: tuple[int, ...]
-    bins: tuple[Spread, ...]
+    bins: tuple[CurveBin, ...]
 
 
 def learning(jobs: Sequence[JobLog], stage: str = "rl") -> list[Series]:
@@ -125,7 +125,7 @@ def _series(variant: str, stage: str, name: str, runs: Mapping[int, Sequence[Map
             step, sampled = (
                 float(np.mean([row[key] for rows in inside for row in rows])) for key in ("step", "sampled_tokens")
             )
-            bins.append(Spread(step, sampled, values, over_seeds(values)))
+            bins.append(CurveBin(step, sampled, values, over_seeds(values)))
     return Series(variant, stage, name, tuple(having), tuple(bins)) if bins else None
 
 

@@ -12,14 +12,14 @@ from typing import Any
 from urllib.parse import quote
 
 from selfcest_eval.html.page import Page, rounded
-from selfcest_eval.html.playing import Face
-from selfcest_eval.html.viewer import Shown, viewer_page
+from selfcest_eval.html.playing import Renderer
+from selfcest_eval.html.viewer import EpisodeView, viewer_page
 from selfcest_eval.play.costs import at_most, cost_name
 from selfcest_eval.report.figures import delegation_figure, frontier_figure, learning_figure
 from selfcest_eval.report.findings import failures, findings
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import Series, grouped, learning, title, write_learning_csv
-from selfcest_eval.report.pathologies import MEANINGS, Place
+from selfcest_eval.report.pathologies import MEANINGS, Occurrence
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import interval_heads, write_csv
 from selfcest_eval.stats.decision_table import MEANING, Decided
@@ -44,9 +44,9 @@ class Trees:
     """
 
     page: Path
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, Occurrence] = field(default_factory=dict)
 
-    def link(self, place: Place) -> str:
+    def link(self, place: Occurrence) -> str:
         """Where a turn is shown, from the page beside it. The episode is remembered for the page of trees."""
         name = next((known for known, other in self.places.items() if other.record is place.record), None)
         if name is None:
@@ -56,22 +56,24 @@ class Trees:
         at = "/".join(quote(str(part), safe="") for part in (name, place.agent_id, place.turn))
         return f"{quote(self.page.name)}#{at}"
 
-    def render(self, title: str, faces: Sequence[Face]) -> str:
+    def render(self, title: str, renderers: Sequence[Renderer]) -> str:
         """The page of trees. Raises `RecordError` if nothing was linked."""
         shown = [
-            Shown(replace(place.record, episode_id=name), played_as=place.played_as)
+            EpisodeView(replace(place.record, episode_id=name), played_as=place.played_as)
             for name, place in self.places.items()
         ]
-        return viewer_page(title, shown, faces, ()).render()
+        return viewer_page(title, shown, renderers, ()).render()
 
 
-def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[Path], Sequence[Face]]) -> list[Path]:
+def write_report_page(
+    sources: Sequence[Source], out: Path, renderers_of: Callable[[Path], Sequence[Renderer]]
+) -> list[Path]:
     """Write the page; beside it NAME_files with figures as PNG and SVG and numbers as CSV, and NAME_trace.html.
 
     Args:
         sources: what it is about.
         out: the page.
-        faces_of: rules that the episodes of a file may have been played by.
+        renderers_of: rules that the episodes of a file may have been played by.
 
     Returns:
         All paths, the page first.
@@ -99,8 +101,8 @@ def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[
     write_text(out, page.render())
     if trees.places:
         played_in = {place.file.parent: place.file for place in trees.places.values()}
-        faces = [face for file in played_in.values() for face in faces_of(file)]
-        write_text(trees.page, trees.render(f"Worst episodes: {names}", faces))
+        renderers = [renderer for file in played_in.values() for renderer in renderers_of(file)]
+        write_text(trees.page, trees.render(f"Worst episodes: {names}", renderers))
         written.append(trees.page)
     return written
 

@@ -42,7 +42,7 @@ MEANINGS = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Spot:
+class Location:
     """A turn of an episode that shows a pathology, and how much of it there is (more is worse)."""
 
     agent_id: AgentId
@@ -51,63 +51,63 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Detection:
     """One episode looked at for one pathology: whether it could be there, and where it is worst if it is."""
 
     possible: bool
-    spot: Spot | None = None
+    location: Location | None = None
 
 
-def serial_collapse(record: EpisodeRecord) -> Sight:
+def serial_collapse(record: EpisodeRecord) -> Detection:
     """Agents that call twice or more, one clone at a time; severity: calls."""
-    spots, possible = [], False
+    locations, possible = [], False
     for agent in record.agents:
         calls = [(turn, len(found.facts.children)) for turn, found in enumerate(agent.turns) if found.facts.children]
         if len(calls) > 1 and record.limits.max_clones_per_call != 1:
             possible = True
             if all(clones == 1 for _, clones in calls):
-                spots.append(Spot(agent.agent_id, calls[0][0], len(calls)))
-    return Sight(possible, _worst(spots))
+                locations.append(Location(agent.agent_id, calls[0][0], len(calls)))
+    return Detection(possible, _worst(locations))
 
 
-def redundant_objectives(record: EpisodeRecord) -> Sight:
+def redundant_objectives(record: EpisodeRecord) -> Detection:
     """Clones of a call that another one of that call makes superfluous; severity: how many."""
-    spots, possible = [], False
+    locations, possible = [], False
     for agent in record.agents:
         for turn, found in enumerate(agent.turns):
             clones = [record.by_id[child] for child in found.facts.children]
             asked = {(" ".join(c.objective.casefold().split()), frozenset(c.shared_context)) for c in clones}
             possible |= len(clones) > 1
             if len(asked) < len(clones):
-                spots.append(Spot(agent.agent_id, turn, len(clones) - len(asked)))
-    return Sight(possible, _worst(spots))
+                locations.append(Location(agent.agent_id, turn, len(clones) - len(asked)))
+    return Detection(possible, _worst(locations))
 
 
-def ignored_replies(record: EpisodeRecord) -> Sight:
+def ignored_replies(record: EpisodeRecord) -> Detection:
     """Replies of which the root writes no word afterwards; severity: how many of a call."""
-    spots, possible, turns = [], False, record.root.turns
+    locations, possible, turns = [], False, record.root.turns
     for turn, found in enumerate(turns[:-1]):  # after the last turn nobody goes on
         later = " ".join(other.generation.text for other in turns[turn + 1 :]).casefold()
         replies = [_words(record.by_id[child].reply or "") for child in found.facts.children]
         possible |= any(replies)
         ignored = sum(bool(reply) and not any(word in later for word in reply) for reply in replies)
         if ignored:
-            spots.append(Spot(ROOT, turn, ignored))
-    return Sight(possible, _worst(spots))
+            locations.append(Location(ROOT, turn, ignored))
+    return Detection(possible, _worst(locations))
 
 
-def refused_without_recovery(record: EpisodeRecord) -> Sight:
+def refused_without_recovery(record: EpisodeRecord) -> Detection:
     """Refused calls for clones of agents that never answer; severity: calls."""
     return _never_answered(record, "call")
 
 
-def refused_reads(record: EpisodeRecord) -> Sight:
+def refused_reads(record: EpisodeRecord) -> Detection:
     """Refused reads of agents that never answer; severity: reads."""
     return _never_answered(record, "read")
 
 
-def _never_answered(record: EpisodeRecord, tool: str) -> Sight:
-    spots, possible = [], False
+def _never_answered(record: EpisodeRecord, tool: str) -> Detection:
+    locations, possible = [], False
     reading = record.limits.reading and bool(record.task.context)
     for agent in record.agents:
         calling = record.limits.delegation and (
@@ -116,8 +116,8 @@ def _never_answered(record: EpisodeRecord, tool: str) -> Sight:
         refused = [i for i, turn in enumerate(agent.turns) if _refused(turn.facts, calling, reading) == tool]
         possible |= bool(refused)
         if refused and agent.status is not Status.ANSWERED:
-            spots.append(Spot(agent.agent_id, refused[0], len(refused)))
-    return Sight(possible, _worst(spots))
+            locations.append(Location(agent.agent_id, refused[0], len(refused)))
+    return Detection(possible, _worst(locations))
 
 
 def _refused(facts: TurnFacts, calling: bool, reading: bool) -> str | None:
@@ -135,11 +135,11 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text.casefold()))
 
 
-def _worst(spots: Iterable[Spot]) -> Spot | None:
-    return max(spots, key=lambda spot: spot.severity, default=None)
+def _worst(locations: Iterable[Location]) -> Location | None:
+    return max(locations, key=lambda location: location.severity, default=None)
 
 
-OF_EPISODES: Mapping[str, Callable[[EpisodeRecord], Sight]] = MappingProxyType(
+OF_EPISODES: Mapping[str, Callable[[EpisodeRecord], Detection]] = MappingProxyType(
     {
         "serial collapse": serial_collapse,
         "redundant objectives": redundant_objectives,
@@ -151,7 +151,7 @@ OF_EPISODES: Mapping[str, Callable[[EpisodeRecord], Sight]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Place:
+class Occurrence:
     """A turn of an episode that is stored in `file`, and in words what the episode was played as."""
 
     file: Path
@@ -167,10 +167,10 @@ class Count:
 
     found: int = 0
     possible: int = 0
-    worst: Place | None = None
+    worst: Occurrence | None = None
     _rank: tuple[float, ...] = ()
 
-    def add(self, place: Place | None, rank: tuple[float, ...] = ()) -> None:
+    def add(self, place: Occurrence | None, rank: tuple[float, ...] = ()) -> None:
         """One more that could have been; with a place it was. The highest rank is the worst, of equals the first."""
         self.possible += 1
         if place is not None:
@@ -186,7 +186,7 @@ class _Family:
     sizes: set[str] = field(default_factory=set)
     episodes: int = 0
     delegated: int = 0
-    poorest: dict[bool, tuple[float, Place]] = field(default_factory=dict)
+    poorest: dict[bool, tuple[float, Occurrence]] = field(default_factory=dict)
 
 
 class Pathologies:
@@ -204,17 +204,17 @@ class Pathologies:
         """Look at one evaluated episode of a policy."""
         played_as = f"{owner} on {family} {size}"
         for name, look in OF_EPISODES.items():
-            sight = look(record)
-            if sight.possible:
-                spot = sight.spot
-                place = Place(file, record, played_as, spot.agent_id, spot.turn) if spot else None
-                self._count(name, owner).add(place, (spot.severity, -record.team_return) if spot else ())
+            detection = look(record)
+            if detection.possible:
+                location = detection.location
+                place = Occurrence(file, record, played_as, location.agent_id, location.turn) if location else None
+                self._count(name, owner).add(place, (location.severity, -record.team_return) if location else ())
         if record.limits.delegation and record.root.turns:
-            self._remember(owner, family, size, Place(file, record, played_as))
+            self._remember(owner, family, size, Occurrence(file, record, played_as))
 
     def group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
         """Look at one training group of a variant; the worst is the one that cost most."""
-        place = Place(file, group.episodes[0], f"{owner} in training") if equal_returns(group) else None
+        place = Occurrence(file, group.episodes[0], f"{owner} in training") if equal_returns(group) else None
         cost = sum(episode.cost.generated_tokens for episode in group.episodes)
         self._count("equal groups", owner).add(place, (cost,))
 
@@ -233,7 +233,7 @@ class Pathologies:
     def _count(self, name: str, owner: str) -> Count:
         return self.counts.setdefault((name, owner), Count())
 
-    def _remember(self, owner: str, family: str, size: str, place: Place) -> None:
+    def _remember(self, owner: str, family: str, size: str, place: Occurrence) -> None:
         found = self._families.setdefault((owner, family), _Family())
         delegated, earned = place.record.cost.clones > 0, place.record.team_return
         found.sizes.add(size)

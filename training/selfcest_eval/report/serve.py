@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from selfcest_env.errors import ConfigError, SelfcestError
-from selfcest_eval.html.playing import Face
+from selfcest_eval.html.playing import Renderer
 from selfcest_eval.report.page import write_report_page
 from selfcest_eval.report.sources import read_sources
 
@@ -41,11 +41,11 @@ class LiveReport:
     Args:
         run: folder of the run; only read.
         out: folder of the report's files.
-        faces_of: as `write_report_page`.
+        renderers_of: as `write_report_page`.
     """
 
-    def __init__(self, run: Path, out: Path, faces_of: Callable[[Path], Sequence[Face]]) -> None:
-        self._run, self._page, self._faces_of = run, out / "report.html", faces_of
+    def __init__(self, run: Path, out: Path, renderers_of: Callable[[Path], Sequence[Renderer]]) -> None:
+        self._run, self._page, self._renderers_of = run, out / "report.html", renderers_of
         self._lock, self._made_of = threading.Lock(), dict[Path, tuple[int, int]]()
         self._files = dict[str, Path]()
         self._context = copy_context()  # which plug-ins are trusted; threads of a server know none
@@ -71,7 +71,7 @@ class LiveReport:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of last lines that are being written
-                written = write_report_page(read_sources([self._run]), self._page, self._faces_of)
+                written = write_report_page(read_sources([self._run]), self._page, self._renderers_of)
         except (SelfcestError, OSError) as error:
             self.trouble = str(error)
         else:
@@ -165,20 +165,20 @@ def _waiting(why: str) -> bytes:
 
 
 @contextmanager
-def served(run: Path, port: int, faces_of: Callable[[Path], Sequence[Face]]) -> Iterator[str]:
+def served(run: Path, port: int, renderers_of: Callable[[Path], Sequence[Renderer]]) -> Iterator[str]:
     """Serve the report of a run's folder on 127.0.0.1 until the block ends; gives its address.
 
     Args:
         run: the folder.
         port: 0: any that is free.
-        faces_of: as `write_report_page`.
+        renderers_of: as `write_report_page`.
 
     Raises:
         ConfigError: the port is in use, or may not be used.
     """
     with TemporaryDirectory(prefix="selfcest-", ignore_cleanup_errors=True) as out:
         try:
-            server = _Server(port, LiveReport(run, Path(out), faces_of))
+            server = _Server(port, LiveReport(run, Path(out), renderers_of))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"--port {port} of {HOST} cannot be had ({why}); name another, or none") from error

@@ -40,7 +40,7 @@ _PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and 
 
 
 @dataclass(frozen=True)
-class Part:
+class EvaluatedPolicy:
     """One strategy of a run's study: a variant at a stage and a temperature, by its own choice or a forced one."""
 
     variant: str
@@ -60,19 +60,19 @@ class Part:
         return self.variant + (when if config.variants[self.variant].rl.steps else "") + sampled + forced
 
 
-def parts_of(config: RunConfig) -> list[Part]:
+def parts_of(config: RunConfig) -> list[EvaluatedPolicy]:
     """In the order of the table. Before RL a variant is evaluated at one temperature alone, as forced choices are."""
     greedy, *others = config.evaluation.temperatures
     parts = []
     for variant, spec in config.variants.items():
         ways = ("plain", *FORCED) if spec.forced else ("plain",)
-        parts += [Part(variant, EvaluationStage.BEFORE, greedy, way) for way in ways if spec.rl.steps]
-        parts += [Part(variant, EvaluationStage.AFTER, greedy, way) for way in ways]
-        parts += [Part(variant, EvaluationStage.AFTER, temperature) for temperature in others]
+        parts += [EvaluatedPolicy(variant, EvaluationStage.BEFORE, greedy, way) for way in ways if spec.rl.steps]
+        parts += [EvaluatedPolicy(variant, EvaluationStage.AFTER, greedy, way) for way in ways]
+        parts += [EvaluatedPolicy(variant, EvaluationStage.AFTER, temperature) for temperature in others]
     return parts
 
 
-def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyConfig:
+def study_of(config: RunConfig, parts: Sequence[EvaluatedPolicy] | None = None) -> StudyConfig:
     """The study that a run's evaluation is, or a part of it. Its subject is the last variant that can delegate."""
     parts = parts_of(config) if parts is None else parts
     evaluation = config.evaluation
@@ -138,7 +138,7 @@ def evaluate_job(
     player: Player,
     report: Callable[[float, str], None],
 ) -> None:
-    """Let a player of the job's weights, which `Part.model` holds as well, play a variant's part of the study."""
+    """Play the part of the study that belongs to one job, with the weights of that job."""
     parts = [part for part in parts_of(config) if (part.variant, part.stage) == (variant, stage)]
     if not parts or not config.evaluation.eval_sets:
         return
@@ -186,7 +186,9 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
     return leave_out(results, lost), [*notes, *unplayable_lines(results, lost)]
 
 
-def _stored(config: RunConfig, study: StudyConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
+def _stored(
+    config: RunConfig, study: StudyConfig, part: EvaluatedPolicy, whole: bool
+) -> Iterator[tuple[int, list[Result]]]:
     for seed in config.seeds:
         path, label = _file(config, part, seed), part.label(config)
         if path.exists():
@@ -197,7 +199,7 @@ def _stored(config: RunConfig, study: StudyConfig, part: Part, whole: bool) -> I
             yield seed, results
 
 
-def _file(config: RunConfig, part: Part, seed: int) -> Path:
+def _file(config: RunConfig, part: EvaluatedPolicy, seed: int) -> Path:
     return _folder(config, part.variant, seed) / part.stage / "results.jsonl"
 
 
@@ -216,7 +218,10 @@ def report_run(config: RunConfig) -> str:
         return "\n".join(["evaluation.eval_sets is empty, so there is no table", *warnings, *lines])
     results, missing = results_of(config)
     study, notes = study_of(config), [*missing, *warnings]
-    final = [Part(variant, EvaluationStage.AFTER, config.evaluation.temperatures[0]) for variant in config.variants]
+    final = [
+        EvaluatedPolicy(variant, EvaluationStage.AFTER, config.evaluation.temperatures[0])
+        for variant in config.variants
+    ]
     names = [part.label(config) for part in final]
     able = [part.label(config) for part in reversed(final) if config.limits_of(part.variant).delegation]
     cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
@@ -250,7 +255,7 @@ def variants_of(config: RunConfig, played: Collection[str]) -> dict[str, str | N
     found: dict[str, str | None] = {}
     for variant, spec in config.variants.items():
         after, before = (
-            Part(variant, stage, config.evaluation.temperatures[0]).label(config)
+            EvaluatedPolicy(variant, stage, config.evaluation.temperatures[0]).label(config)
             for stage in (EvaluationStage.AFTER, EvaluationStage.BEFORE)
         )
         if after in played or before not in played:
