@@ -29,7 +29,7 @@ from selfcest_eval.report import study_report as report
 from selfcest_eval.report.findings import failures, findings, rivals
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import grouped, learning
-from selfcest_eval.report.page import Trees, delegation_rows, result_rows, source_data
+from selfcest_eval.report.page import Trees, delegation_rows, result_rows, rows_of_source, source_data
 from selfcest_eval.report.pathologies import (
     MEANINGS,
     MIN_EPISODES,
@@ -342,13 +342,13 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
         findings(made)[1].text
     )
-    [row] = source_data(made, Trees(tmp_path / "t.html"))["decisions"][0]["seeds"]
+    [row] = source_data(made, rows_of_source(made), Trees(tmp_path / "t.html"))["decisions"][0]["seeds"]
     assert (row["threshold"], row["f1"], row["regret"]) == (9, 1.0, pytest.approx(0.0))
 
 
 def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     made = source(tmp_path, {"delegate": 0.75, "monolithic": 1.0})
-    rows = result_rows(made)
+    rows = result_rows(made, rows_of_source(made))
     assert [(row["size"], row["strategy"], row["pooled"]) for row in rows] == [
         ("s", "delegate", False), ("s", "monolithic", False), ("l", "delegate", False), ("l", "monolithic", False),
         ("all sizes", "delegate", True), ("all sizes", "monolithic", True),
@@ -358,7 +358,8 @@ def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     assert rows[4]["instances"] == 80
     assert rows[1]["accuracy"] == [1.0, pytest.approx(1 - 3 / 40), 1.0], "40 of 40 are not known to be all"
     assert rows[5]["accuracy"] == [1.0, pytest.approx(1 - 3 / 80), 1.0]
-    wrong = result_rows(source(tmp_path, {"delegate": 0.0, "monolithic": 1.0}))
+    failing = source(tmp_path, {"delegate": 0.0, "monolithic": 1.0})
+    wrong = result_rows(failing, rows_of_source(failing))
     assert wrong[0]["accuracy"] == [0.0, 0.0, pytest.approx(3 / 40)]
     shares = delegation_rows(made)
     assert [(row["size"], row["share"][0], row["clones"][0]) for row in shares] == [("s", 1.0, 2.0), ("l", 1.0, 2.0)]
@@ -410,7 +411,7 @@ def test_no_name_and_no_text_becomes_a_part_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_study_and_the_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "plot", lambda *_: None)  # slow; those of this page are drawn
+    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # slow; those of this page are drawn
     config = parse_as(
         StudyConfig,
         small(tmp_path, seeds=[0], compared=["total_tokens"], strategies={"delegate": {}, "monolithic": {}}),

@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "plot", lambda *_: None)  # half a second each
+    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # half a second each
     study_players.loads.clear()
     study_players.roots.clear()
 

@@ -248,7 +248,7 @@ def _in_one_process() -> None:
             experiment._run_job(config, job, only_warm_start, evaluator)
 
     experiment._run_jobs = run_jobs  # type: ignore[assignment]
-    report.plot = training_run.learning_figure = lambda *_, **__: None  # type: ignore[assignment, attr-defined]
+    report.frontier_figure = training_run.learning_figure = lambda *_, **__: None  # type: ignore[assignment, attr-defined]
 
 
 def _command(arguments: list[str]) -> int:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_eval.play.costs import cost_name
 from selfcest_eval.report.learning import Series, title
+from selfcest_eval.stats.statistics import MISSING
+from selfcest_eval.stats.table import TableRow
 from selfcest_training.files import atomic_write
 
 if TYPE_CHECKING:
@@ -42,38 +44,64 @@ def _curve(axis: Axes, series: Series, place: int) -> None:
         axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def frontier_figure(rows: Sequence[Mapping[str, Any]], cost: str, paths: Sequence[Path]) -> None:
-    """Accuracy against one cost, a panel a family and a line a strategy: over its budgets, or over sizes if it has one.
+def frontier_figure(
+    cell_rows: Sequence[TableRow],
+    family_rows: Sequence[TableRow],
+    labels: Mapping[str, str],
+    cost: str,
+    paths: Sequence[Path],
+) -> None:
+    """Draw accuracy against one cost, a panel for each family and a line for each strategy; oracles are dashed.
+
+    A line goes over the budgets of the whole family, or over its sizes where there is one budget.
 
     Args:
-        rows: of `page.result_rows`.
+        cell_rows: the table, a row for each cell, strategy and budget.
+        family_rows: the same for each family with all its sizes together.
+        labels: names of strategies in tables.
         cost: its name.
-        paths: where to.
+        paths: of the files.
     """
-    families = list(dict.fromkeys(row["family"] for row in rows))
-    strategies = list(dict.fromkeys(row["strategy"] for row in rows))
+    families = list(dict.fromkeys(row.curves.family for row in cell_rows))
+    strategies = list(dict.fromkeys(row.strategy for row in cell_rows))
     figure, panels = _panels(len(families))
     for axis, family in zip(panels, families, strict=True):
-        here = [row for row in rows if row["family"] == family and row["costs"].get(cost)]
-        swept = len({row["budget"] for row in here}) > 1
-        here = [row for row in here if row["pooled"] == swept]
-        for place, strategy in enumerate(strategies):
-            found = [row for row in here if row["strategy"] == strategy]
-            if found:
-                _points(axis, found, cost, place)
+        has_budgets = len({row.point.budget for row in family_rows if row.curves.family == family}) > 1
+        rows = [row for row in (family_rows if has_budgets else cell_rows) if row.curves.family == family]
+        for index, strategy in enumerate(strategies):
+            points = [
+                row for row in rows if row.strategy == strategy and math.isfinite(row.costs.get(cost, MISSING).mean)
+            ]
+            if points:
+                is_oracle = labels[strategy] != strategy
+                _draw_points(axis, points, cost, index, label=labels[strategy], dashed=is_oracle)
         axis.set(title=family, xlabel=cost_name(cost), ylabel="accuracy", ylim=(-0.03, 1.05))
     _finish(figure, panels, paths)
 
 
-def _points(axis: Axes, rows: Sequence[Mapping[str, Any]], cost: str, place: int) -> None:
-    x, y = [row["costs"][cost][0] for row in rows], [row["accuracy"][0] for row in rows]
-    ends = [[row["accuracy"][i] for row in rows] for i in (1, 2)]
-    bars = [[0.0 if e is None else abs(m - e) for m, e in zip(y, end, strict=True)] for end in ends]
-    colour = SERIES[place % len(SERIES)].light
+def _draw_points(axis: Axes, rows: Sequence[TableRow], cost: str, index: int, *, label: str, dashed: bool) -> None:
+    means = [row.accuracy.mean for row in rows]
+    # An interval of two seeds knows no bounds, and one of a single seed is missing.
+    lows = [
+        min(max(row.accuracy.low, 0.0), 1.0) if math.isfinite(row.accuracy.low) else row.accuracy.mean for row in rows
+    ]
+    highs = [
+        min(max(row.accuracy.high, 0.0), 1.0) if math.isfinite(row.accuracy.high) else row.accuracy.mean for row in rows
+    ]
+    below = [abs(mean - low) for mean, low in zip(means, lows, strict=True)]
+    above = [abs(high - mean) for mean, high in zip(means, highs, strict=True)]
     axis.errorbar(
-        x, y, yerr=bars, color=colour, marker=MARKS[place % len(MARKS)], markersize=6, capsize=3, linewidth=1.2,
-        label=rows[0]["strategy"],
-    )  # fmt: skip
+        [row.costs[cost].mean for row in rows],
+        means,
+        yerr=[below, above],
+        color=SERIES[index % len(SERIES)].light,
+        marker=MARKS[index % len(MARKS)],
+        markersize=6,
+        capsize=3,
+        linewidth=1.2,
+        linestyle="--" if dashed else "-",
+        label=label,
+    )
 
 
 def delegation_figure(shares: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> None:

@@ -11,7 +11,13 @@ from selfcest_eval.play.costs import cost_name
 from selfcest_eval.report.learning import first_and_last, returns
 from selfcest_eval.report.pathologies import Count
 from selfcest_eval.report.sources import Source
-from selfcest_eval.report.study_report import SOLVED, cheap_by_failing, incompetent, unbegun
+from selfcest_eval.report.study_report import (
+    SOLVED,
+    find_cheap_failures,
+    find_weak_baselines,
+    unbegun,
+    weak_baseline_lines,
+)
 from selfcest_eval.stats.decision_table import Decided
 from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Match, Verdict, compare_frontiers, match
 from selfcest_eval.stats.statistics import Estimate, over_seeds
@@ -102,13 +108,13 @@ def _failed(source: Source) -> str:
 def failures(source: Source) -> list[str]:
     """What must be known before any gap is read: policies that have not learned, and pathologies that are common."""
     rows = _rows(source)
-    said = [*source.warnings, *incompetent(rows, source.reading), *unbegun(source.cells, source.reading)]
-    others = tuple(f"{name} is cheap" for name in (*source.before.values(), *source.reading.aside))
+    said = [*source.warnings, *weak_baseline_lines(rows, source.reading), *unbegun(source.cells, source.reading)]
     said += [
         f"{name} does not solve the smallest {c.family} ({_accuracy(c, name):.2f})" for name, c in unsolved(source)
     ]
-    cheap = (line.split(" (its costs")[0] for line in cheap_by_failing(source.cells, source.reading))
-    said += [line for line in cheap if not line.startswith(others)]
+    not_compared = {*source.before.values(), *source.reading.aside}
+    cheap = dict.fromkeys(failure.strategy for failure in find_cheap_failures(source.cells, source.reading))
+    said += [f"{source.reading.labels[name]} is cheap because it fails" for name in cheap if name not in not_compared]
     for (name, owner), count in common(source):
         said.append(f"{owner}: {name}, {count.found} of {count.possible}")
     return [_plain(source, line) for line in said]
@@ -289,7 +295,7 @@ def _next(source: Source, found: Sequence[BestBaseline]) -> Iterator[str]:
     rows, reading = _rows(source), source.reading
     if not source.cells:
         yield "let the run finish, or evaluate what it has: selfcest train --resume"
-    weak = dict.fromkeys(line.split(" does not")[0] for line in incompetent(rows, reading))
+    weak = dict.fromkeys(reading.labels[row.strategy] for row in find_weak_baselines(rows, reading))
     weak |= dict.fromkeys(name for name, _ in unsolved(source))
     if weak:
         more = "more tokens in its warm start" if source.run else "a policy that was trained for it"

@@ -25,7 +25,7 @@ from selfcest_eval.report.tables import interval_heads, write_csv
 from selfcest_eval.stats.decision_table import MEANING, Decided
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.statistics import Estimate
-from selfcest_eval.stats.table import Curves, by_family, rows_of
+from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
 from selfcest_training.config_file import dump_config
 from selfcest_training.files import refuse_linked_folder, write_text
 from selfcest_training.session import gpu_seconds
@@ -85,8 +85,9 @@ def write_report_page(
     written = [out]
     parts = []
     for place, source in enumerate(sources):
-        data = source_data(source, trees)
-        files = _files(source, data, folder, f"{place + 1}_" if len(sources) > 1 else "")
+        rows = rows_of_source(source)
+        data = source_data(source, rows, trees)
+        files = _files(source, rows, data, folder, f"{place + 1}_" if len(sources) > 1 else "")
         data["files"] = [f"{folder.name}/{path.name}" for path in files]
         written += files
         parts.append(data)
@@ -107,7 +108,7 @@ def write_report_page(
     return written
 
 
-def source_data(source: Source, trees: Trees) -> dict[str, Any]:
+def source_data(source: Source, rows: ReportRows, trees: Trees) -> dict[str, Any]:
     """All that the page shows of a source, as JSON values: numbers that are missing are null."""
     series = learning(source.jobs)
     return {
@@ -124,7 +125,7 @@ def source_data(source: Source, trees: Trees) -> dict[str, Any]:
         "final": [source.reading.labels[name] for name in source.final],
         "before": dict(source.before),
         "variants": dict(zip(source.run.variants, source.final, strict=True)) if source.run else {},
-        "rows": result_rows(source),
+        "rows": result_rows(source, rows),
         "delegation": delegation_rows(source),
         "decisions": [_decision(item, source) for item in source.decisions],
         "decisions_meaning": MEANING.replace("*", ""),
@@ -136,37 +137,55 @@ def source_data(source: Source, trees: Trees) -> dict[str, Any]:
     }
 
 
-def result_rows(source: Source) -> list[dict[str, Any]]:
-    """A row per strategy and budget of every cell, and of every family with all its sizes together (`pooled`).
+@dataclass(frozen=True)
+class ReportRows:
+    """The table of a source: a row for each cell, strategy and budget, and the same for whole families."""
+
+    of_cells: Sequence[TableRow]
+    of_families: Sequence[TableRow]
+
+
+def rows_of_source(source: Source) -> ReportRows:
+    """Estimate all rows, once for everything that shows them."""
+    reading = source.reading
+    of_cells = [row for curves in source.cells for row in rows_of(curves, reading.resampler(curves))]
+    of_families = [row for curves in by_family(source.cells) for row in rows_of(curves, reading.resampler(curves))]
+    return ReportRows(of_cells, of_families)
+
+
+def result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
+    """Return the table as JSON values; rows of whole families are `pooled`.
 
     An interval is [mean, low, high]. In a family with one size its cell is the pooled row as well.
     """
-    found = []
-    cells = [(curves, False) for curves in source.cells] + [(curves, True) for curves in by_family(source.cells)]
-    for curves, pooled in cells:
-        for row in rows_of(curves, source.reading.resampler(curves)):
-            found.append(
-                {
-                    "family": curves.family,
-                    "size": curves.size,
-                    "out": curves.shift == "out",
-                    "pooled": pooled,
-                    "budget": row.point.budget,
-                    "limit": at_most(row.point.budget),
-                    "strategy": source.reading.labels[row.strategy],
-                    "final": row.strategy in source.final,
-                    "baseline": row.strategy in source.reading.baselines,
-                    "instances": len(curves.task_ids),
-                    "seeds": len(curves.seeds),
-                    "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
-                    "costs": {
-                        name: value
-                        for name in source.reading.costs
-                        if (value := _interval(row.costs.get(name), within=(0.0, math.inf))) is not None
-                    },
-                }
-            )
-    return found
+    all_rows = [(row, False) for row in rows.of_cells] + [(row, True) for row in rows.of_families]
+    reading = source.reading
+    data = []
+    for row, pooled in all_rows:
+        curves = row.curves
+        costs = {}
+        for name in reading.costs:
+            interval = _interval(row.costs.get(name), within=(0.0, math.inf))
+            if interval is not None:
+                costs[name] = interval
+        data.append(
+            {
+                "family": curves.family,
+                "size": curves.size,
+                "out": curves.shift == "out",
+                "pooled": pooled,
+                "budget": row.point.budget,
+                "limit": at_most(row.point.budget),
+                "strategy": reading.labels[row.strategy],
+                "final": row.strategy in source.final,
+                "baseline": row.strategy in reading.baselines,
+                "instances": len(curves.task_ids),
+                "seeds": len(curves.seeds),
+                "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
+                "costs": costs,
+            }
+        )
+    return data
 
 
 def delegation_rows(source: Source) -> list[dict[str, Any]]:
@@ -308,7 +327,7 @@ def _interval(
 # Files
 
 
-def _files(source: Source, data: Mapping[str, Any], folder: Path, prefix: str) -> list[Path]:
+def _files(source: Source, rows: ReportRows, data: Mapping[str, Any], folder: Path, prefix: str) -> list[Path]:
     """Figures and tables of one source."""
     written: list[Path] = []
 
@@ -325,7 +344,8 @@ def _files(source: Source, data: Mapping[str, Any], folder: Path, prefix: str) -
         write_learning_csv(series, beside("learning.csv"))
     if data["rows"]:
         for cost in source.reading.compared:
-            frontier_figure(data["rows"], cost, pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}"))
+            paths = pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}")
+            frontier_figure(rows.of_cells, rows.of_families, source.reading.labels, cost, paths)
         _results_csv(data["rows"], source.reading.costs, beside("results.csv"))
     if data["delegation"]:
         delegation_figure(data["delegation"], pictures("delegation"))

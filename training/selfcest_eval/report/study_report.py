@@ -17,6 +17,7 @@ from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_eval.play.costs import WALL, at_most, cost_name
 from selfcest_eval.play.results import ENDINGS, SCORES
+from selfcest_eval.report.figures import frontier_figure
 from selfcest_eval.report.reading import Reading
 from selfcest_eval.report.tables import interval_fields, interval_heads, markdown_table, write_csv
 from selfcest_eval.report.words import at_equal_accuracy, matched, not_comparable, sentence, times
@@ -151,21 +152,51 @@ def _player(style: Style, player: PerfectExecution, row: TableRow) -> str:
     return f"{style}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def cheap_by_failing(cells: Sequence[Curves], reading: Reading) -> list[str]:
-    """Strategies that fail and spend less than they would without: a line each, at the largest budget."""
-    found: dict[str, list[str]] = {}
+@dataclass(frozen=True)
+class CheapFailure:
+    """A strategy that fails on a cell, and spends less than it would without failing.
+
+    Attributes:
+        strategy, curves: which, on which cell.
+        accuracy: at the largest budget.
+        cost, ratio: the cost that is lowest in proportion to the perfect player's, and that proportion.
+    """
+
+    strategy: str
+    curves: Curves
+    accuracy: float
+    cost: str
+    ratio: float
+
+
+def find_cheap_failures(cells: Sequence[Curves], reading: Reading) -> list[CheapFailure]:
+    """Return the strategies that are cheap because they fail, in the order of cells."""
+    failures = []
     for curves in cells:
         for strategy, points in curves.strategies.items():
-            point, accuracy = points[-1], points[-1].correct.mean()
-            ratios = {cost: ratio for cost in reading.compared if (ratio := _least_ratio(point, cost)) is not None}
+            ratios = {}
+            for cost in reading.compared:
+                ratio = _least_ratio(points[-1], cost)
+                if ratio is not None:
+                    ratios[cost] = ratio
+            accuracy = float(points[-1].correct.mean())
             lowest = min(ratios, key=lambda cost: ratios[cost], default="")
             if lowest and accuracy < SOLVED and ratios[lowest] < CHEAP:
-                said = f"{curves.name} (accuracy {accuracy:.2f}, {cost_name(lowest)} x{ratios[lowest]:.2f})"
-                found.setdefault(strategy, []).append(said)
+                failures.append(CheapFailure(strategy, curves, accuracy, lowest, ratios[lowest]))
+    return failures
+
+
+def cheap_failure_lines(cells: Sequence[Curves], reading: Reading) -> list[str]:
+    """Describe each strategy of `find_cheap_failures` in one line."""
+    cells_by_strategy: dict[str, list[str]] = {}
+    for failure in find_cheap_failures(cells, reading):
+        costs = f"{cost_name(failure.cost)} x{failure.ratio:.2f}"
+        text = f"{failure.curves.name} (accuracy {failure.accuracy:.2f}, {costs})"
+        cells_by_strategy.setdefault(failure.strategy, []).append(text)
     return [
         f"{reading.labels[strategy]} is cheap because it fails (its costs over those of its perfect player, at the "
-        f"largest budget): {'; '.join(cells_of)}"
-        for strategy, cells_of in found.items()
+        f"largest budget): {'; '.join(texts)}"
+        for strategy, texts in cells_by_strategy.items()
     ]
 
 
@@ -324,22 +355,29 @@ def write_equal_accuracy(found: Sequence[PairedComparison], reading: Reading, pa
     write_csv(path, heads, lines)
 
 
-def incompetent(rows: Sequence[TableRow], reading: Reading) -> list[str]:
-    """Baselines that do not solve the smallest size of a family at any budget: no fair baseline there."""
+def find_weak_baselines(rows: Sequence[TableRow], reading: Reading) -> list[TableRow]:
+    """Return the baselines that do not solve the smallest size of a family, each at its best budget.
+
+    A choice that was forced on a policy is no baseline.
+    """
     smallest: dict[str, str] = {}
     for row in rows:
         smallest.setdefault(row.curves.family, row.curves.size)
     best: dict[tuple[str, str], TableRow] = {}
     for row in rows:
-        own = row.strategy in reading.baselines and row.strategy not in reading.aside  # no choice that was forced on it
-        if own and row.curves.size == smallest[row.curves.family]:
+        is_baseline = row.strategy in reading.baselines and row.strategy not in reading.aside
+        if is_baseline and row.curves.size == smallest[row.curves.family]:
             key = row.curves.family, row.strategy
             best[key] = max(best.get(key, row), row, key=lambda row: row.accuracy.mean)
+    return [row for row in best.values() if row.accuracy.mean < SOLVED]
+
+
+def weak_baseline_lines(rows: Sequence[TableRow], reading: Reading) -> list[str]:
+    """Describe each baseline of `find_weak_baselines` in one line."""
     return [
-        f"{reading.labels[strategy]} does not solve the smallest {family} ({row.accuracy}, below {SOLVED}): no fair "
-        "baseline there, whatever the gap, and its low cost is no merit"
-        for (family, strategy), row in best.items()
-        if row.accuracy.mean < SOLVED
+        f"{reading.labels[row.strategy]} does not solve the smallest {row.curves.family} ({row.accuracy}, below "
+        f"{SOLVED}): no fair baseline there, whatever the gap, and its low cost is no merit"
+        for row in find_weak_baselines(rows, reading)
     ]
 
 
@@ -387,19 +425,21 @@ def _range(ratios: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def overview(cells: Sequence[Curves], reading: Reading, variants: Mapping[str, str | None] | None = None) -> str:
+def overview(rows: Sequence[TableRow], reading: Reading, variants: Mapping[str, str | None] | None = None) -> str:
     """One line per family and strategy, of all sizes together at the largest budget: the most accurate first, of
     equally accurate ones the one that spends less.
 
     Args:
-        cells, reading: see `write_report`.
+        rows: of families, with all their sizes together.
+        reading: how they are read.
         variants: strategies that get a line, each with the one that it was before RL, whose accuracy stands in the
             line; `None`: all of them get one.
     """
     lines = []
-    for curves in by_family(cells):
-        found = rows_of(curves, reading.resampler(curves))
-        last = {row.strategy: row for row in found if row.point.order == found[-1].point.order}
+    for family in dict.fromkeys(row.curves.family for row in rows):
+        rows_of_family = [row for row in rows if row.curves.family == family]
+        largest = rows_of_family[-1].point.order
+        last = {row.strategy: row for row in rows_of_family if row.point.order == largest}
         lines += [
             (row, last.get((variants or {}).get(row.strategy) or ""))
             for row in sorted(last.values(), key=partial(_rank, costs=reading.compared))
@@ -427,56 +467,6 @@ def _rank(row: TableRow, costs: Sequence[str]) -> tuple[float, float]:
 
 
 # Files
-
-
-def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> None:
-    """Accuracy against one cost, oracles dashed, one line per strategy.
-
-    Over several budgets a panel is a cell and a point a budget; with one budget a panel is a family and a point a size.
-    """
-    from matplotlib.figure import Figure  # slow to import, and only plots need it
-
-    panels = _panels(cells, reading)
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    strategies = list(dict.fromkeys(strategy for curves in cells for strategy in curves.strategies))
-    for axis, (title, found) in zip(axes, panels.items(), strict=False):
-        for strategy in dict.fromkeys(row.strategy for row in found):
-            points = [(row.costs.get(cost, MISSING), row.accuracy) for row in found if row.strategy == strategy]
-            low_high = [[a.mean - a.low for _, a in points], [a.high - a.mean for _, a in points]]
-            axis.errorbar(
-                [c.mean for c, _ in points],
-                [a.mean for _, a in points],
-                yerr=[[max(0.0, end) for end in ends] for ends in low_high],
-                marker="o",
-                markersize=3,
-                capsize=2,
-                linewidth=1,
-                linestyle="--" if reading.labels[strategy] != strategy else "-",
-                color=f"C{strategies.index(strategy) % 10}",
-                label=reading.labels[strategy],
-            )
-        axis.set(title=title, xlabel=cost_name(cost), ylim=(-0.03, 1.05))
-        axis.title.set_fontsize(9)
-        axis.grid(alpha=0.3)
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    axes[0].set_ylabel("accuracy")
-    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), fontsize=7, loc="outside lower center", ncols=4)
-    with atomic_write(path) as partial:
-        figure.savefig(partial, dpi=130)
-
-
-def _panels(cells: Sequence[Curves], reading: Reading) -> dict[str, list[TableRow]]:
-    budgets = {point.budget for curves in cells for points in curves.strategies.values() for point in points}
-    panels: dict[str, list[TableRow]] = {}
-    for curves in cells:
-        title = curves.name if len(budgets) > 1 else curves.family
-        panels.setdefault(title, []).extend(rows_of(curves, reading.resampler(curves)))
-    return panels
 
 
 def write_report(
@@ -508,10 +498,11 @@ def write_report(
         and the text of table.md.
     """
     rows = [row for curves in cells for row in rows_of(curves, reading.resampler(curves))]
+    family_rows = [row for curves in by_family(cells) for row in rows_of(curves, reading.resampler(curves))]
     seeds = max(len(curves.seeds) for curves in cells)
     found, floored = comparisons(cells, reading), floors(rows, reading)
     head += "" if floored else " No answer got a floor from its grader."
-    warnings = [*unbegun(cells, reading), *incompetent(rows, reading), *cheap_by_failing(cells, reading)]
+    warnings = [*unbegun(cells, reading), *weak_baseline_lines(rows, reading), *cheap_failure_lines(cells, reading)]
     said = verdict_of(found, reading)
     parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
@@ -533,8 +524,12 @@ def write_report(
     write_text(folder / "table.md", text)
     write_results(rows, reading, folder / "results.csv")
     for cost in (*reading.compared, WALL) if plots is None else plots:
-        plot(cells, reading, cost, folder / plot_name(cost))
-    shown = [*(f"warning: {line}" for line in warnings), *([said] if found else []), overview(cells, reading, variants)]
+        frontier_figure(rows, family_rows, reading.labels, cost, [folder / plot_name(cost)])
+    shown = [
+        *(f"warning: {line}" for line in warnings),
+        *([said] if found else []),
+        overview(family_rows, reading, variants),
+    ]
     return "\n".join(shown), text
 
 
