@@ -263,7 +263,7 @@ class Chat(Scripted):
 def test_what_was_told_otherwise_is_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {"plain": {}, "delegate": {}}
     before = names(WORDED | plain)
-    monkeypatch.setattr(prompt_variants, "_turns", lambda number: f"{number} moves")
+    monkeypatch.setattr(prompt_variants, "_format_turns", lambda number: f"{number} moves")
     moved = names(WORDED | plain)
     assert {label for label in before if before[label] != moved[label]} == {"turn_limit"}
     note = prompt_variants.Note
@@ -275,7 +275,7 @@ def test_what_was_told_otherwise_is_played_again(monkeypatch: pytest.MonkeyPatch
 
 def test_reminders_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     before = names(WORDED)
-    monkeypatch.setattr(prompt_variants._TurnsTold, "remind", lambda self, message, left: message)
+    monkeypatch.setattr(prompt_variants._WithTurnLimit, "remind", lambda self, message, left: message)
     assert {label for label, found in names(WORDED).items() if found != before[label]} == {"turn_limit"}
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -136,6 +136,8 @@ def test_a_rerun_plays_stored_runs_again(
     played: list[Any] = []
 
     class Pool:
+        _processes: ClassVar[dict[int, object]] = {}
+
         def __init__(self, *_: object, **__: object) -> None: ...
 
         def __enter__(self) -> Pool:

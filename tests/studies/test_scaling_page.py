@@ -30,7 +30,7 @@ def scaling() -> ModuleType:
 
 
 def curve(scaling: ModuleType, *points: tuple[int, float]) -> Any:
-    return scaling.Curve("e", "m", "here", "by hand", points)
+    return scaling.ThroughputCurve("e", "m", "here", "by hand", points)
 
 
 TWO = [[(1, 10, [1, 2]), (1, 5, [])], [(1, 20, [])], [(1, 4, []), (1, 4, [])]]  # a root that calls two

@@ -174,7 +174,7 @@ def newest_whole(job: Path) -> tuple[Path, Manifest] | None:
                 check_offset(job / name, offset)
         except PermissionError as error:  # it may be whole, and work after an older one would overwrite it
             raise RecordError(
-                f"{error.filename or path} cannot be read ({error.strerror}): mend its rights, or remove {path} to "
+                f"{error.filename or path} cannot be read ({error.strerror}): fix its permissions, or remove {path} to "
                 "resume from the checkpoint before it"
             ) from error
         except (RecordError, OSError) as error:

@@ -107,8 +107,8 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
             print_report(config, console, evaluator)  # with nothing left to play: who is asked to stop here finishes
     except PermissionError as error:  # no other try goes better
         raise ConfigError(
-            f"{error.filename or config.folder} cannot be read or written ({error.strerror}): mend its rights, then "
-            "resume"
+            f"{error.filename or config.folder} cannot be read or written ({error.strerror}): fix its permissions, "
+            "then resume"
         ) from error
     except (OSError, StoppedError) as error:
         number = error.signal_number if isinstance(error, StoppedError) else None
