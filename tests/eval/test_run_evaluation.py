@@ -22,14 +22,13 @@ from selfcest_env.tasks import Style
 from selfcest_eval.play.results import read_results
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.page import Trees, rows_of_source, source_data
+from selfcest_eval.report.run_report import RunEvaluation, report_run
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.report.training_run import (
     EvaluatedPolicy,
     EvaluationStage,
-    RunEvaluation,
     check_evaluation,
     parts_of,
-    report_run,
     results_of,
     study_of,
 )
@@ -208,8 +207,8 @@ def test_warm_starts_that_began_again_or_have_not_learned_are_in_terminal_and_ta
     shown = report_run(run)
     kept = "warning: alone/seed0: the warm start has not learned in 3 attempts, and was kept (a 0.45 after phase 2)"
     began = (
-        "alone/seed0: the warm start began 3 times (a 0.25 after phase 2, a 0.35 after phase 2); what was given up "
-        "cost 2.50 M tokens of compute"
+        "warning: alone/seed0: the warm start began 3 times (a 0.25 after phase 2, a 0.35 after phase 2); what was "
+        "given up cost 2.50 M tokens of compute"
     )
     assert shown.startswith(kept)
     assert began in shown.splitlines()
@@ -241,7 +240,7 @@ def test_report_reads_a_folder_wherever_it_is(trained: RunConfig, tmp_path: Path
 
 def test_a_run_without_cells_has_curves_and_no_table(trained: RunConfig) -> None:
     shown = report_run(replace(trained, evaluation=EvaluationConfig()))
-    assert shown.startswith("evaluation.eval_sets is empty, so there is no table\n")
+    assert shown.startswith("warning: evaluation.eval_sets is empty, so nothing was evaluated\n")
 
 
 def test_a_cell_that_cannot_be_played_is_an_error_before_any_work(tmp_path: Path) -> None:

@@ -236,8 +236,8 @@ def _in_one_process() -> None:
     """Jobs in this process, one after the other, without plots."""
     from transformers.utils.logging import disable_progress_bar
 
+    import selfcest_eval.report.run_report as run_report
     import selfcest_eval.report.study_report as report
-    import selfcest_eval.report.training_run as training_run
     import selfcest_training.run.experiment as experiment
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # as a worker does
@@ -248,7 +248,7 @@ def _in_one_process() -> None:
             experiment._run_job(config, job, only_warm_start, evaluator)
 
     experiment._run_jobs = run_jobs  # type: ignore[assignment]
-    report.frontier_figure = training_run.learning_figure = lambda *_, **__: None  # type: ignore[assignment, attr-defined]
+    report.frontier_figure = run_report.learning_figure = lambda *_, **__: None  # type: ignore[assignment, attr-defined]
 
 
 def _command(arguments: list[str]) -> int:
@@ -491,7 +491,7 @@ MOMENT = "random moment"
 
 def place(name: str, rng: random.Random, output: Path, number: int) -> tuple[str, Install]:
     """Where in a place, in words, and what installs a signal there; it notes that the place was reached."""
-    import selfcest_eval.report.training_run as training_run
+    import selfcest_eval.report.run_report as run_report
     import selfcest_training.run.experiment as experiment
     import selfcest_training.run.job as job
     import selfcest_training.trainer as trainer
@@ -512,7 +512,7 @@ def place(name: str, rng: random.Random, output: Path, number: int) -> tuple[str
         "checkpoint": lambda: in_call(job, "save_checkpoint", nth, touch, act),
         "line of a log": lambda: half_a_write(2 * nth, act),
         "model": lambda: in_call(job.Job, "_save", nth % 2, touch, act),
-        "evaluation": lambda: in_call(training_run, "evaluate_job", nth % 2, touch, act),
+        "evaluation": lambda: in_call(run_report, "evaluate_job", nth % 2, touch, act),
         "report": lambda: in_call(experiment, "print_report", 0, touch % 6 + 1, act),
     }
     at = f" at file {touch}" if name in ("checkpoint", "model", "evaluation") else ""

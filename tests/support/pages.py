@@ -22,7 +22,7 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import CloneRequest, Delegate, Limits, Task
 from selfcest_env.views import Observation
-from selfcest_eval.report.training_run import RunEvaluation
+from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import Coma
 from selfcest_training.run import experiment

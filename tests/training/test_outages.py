@@ -31,8 +31,9 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task, TurnKey
+from selfcest_eval.report.run_report import RunEvaluation, report_run
 from selfcest_eval.report.sources import read_sources
-from selfcest_eval.report.training_run import RunEvaluation, report_run, server_folders
+from selfcest_eval.report.training_run import server_folders
 from selfcest_training.cluster.timed_result import CpuClock
 from selfcest_training.credit import make_assigner
 from selfcest_training.run import experiment

@@ -36,7 +36,7 @@ from selfcest_cli.trace import print_trace
 from selfcest_env.errors import ConfigError, RecordError, StoppedError
 from selfcest_env.record import read_episodes
 from selfcest_eval.report.jobs import read_metrics
-from selfcest_eval.report.training_run import RunEvaluation
+from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import differing_keys, dump_run, run_digest

@@ -150,7 +150,7 @@ def train(
     results.csv, plots, and for every variant and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints,
     and the final model as a folder that transformers loads.
     """
-    from selfcest_eval.report.training_run import RunEvaluation
+    from selfcest_eval.report.run_report import RunEvaluation
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 
@@ -165,7 +165,7 @@ def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RES
 
     `selfcest train --resume` with the same config goes on from there.
     """
-    from selfcest_eval.report.training_run import RunEvaluation
+    from selfcest_eval.report.run_report import RunEvaluation
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 

@@ -12,8 +12,8 @@ from selfcest_cli.trace import check_place, renderers_of
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.findings import failures, findings
 from selfcest_eval.report.page import write_report_page
+from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_eval.report.sources import config_of, read_sources
-from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import locked
 from selfcest_training.run.display import print_report

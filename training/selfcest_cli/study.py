@@ -10,23 +10,18 @@ from signal import SIGINT
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError, signal_name
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.leaks import leaked
-from selfcest_eval.play.results import read_results, read_unplayable
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
-from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.reading import check_places, headline, reading_of
+from selfcest_eval.report.reading import headline
+from selfcest_eval.report.sources import read_study
 from selfcest_eval.report.study_report import write_page, write_report
-from selfcest_eval.stats.decision_table import decided, find_forced_triples
-from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, shipped_config
 from selfcest_training.faults import SignalExit, logged
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
-from selfcest_training.servers import read_counts
 from selfcest_training.session import SESSIONS, session
 
 RESUME_HINT = "the same command with --resume plays what is missing"
@@ -82,18 +77,11 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
 
 def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = (), crossed: bool | None = None) -> str:
     """Write the report of a finished study and print its verdict. Returns the text of table.md."""
-    file = config.folder / "results.jsonl"
-    if not file.is_file():
-        raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    every = list(read_results(file, whole=bool(find_forced_triples(config)), experts=True))
-    unplayable = read_unplayable(file)
-    check_places(config, every, file)
-    results = leave_out(every, unplayable)
-    lost = [*unplayable_lines(every, unplayable), *server_lines(read_counts([config.folder]))]
-    cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
-    head = headline(config, cells, reading)
-    shown, text = write_report(config.folder, cells, reading, head, [*notes, *lost], decisions=choices)
-    for line in (*(f"warning: {line}" for line in lost), shown):
+    source = read_study(config, crossed=crossed, for_page=False)
+    head = headline(config, source.cells, source.reading)
+    notes = [*notes, *source.warnings]
+    shown, text = write_report(config.folder, source.cells, source.reading, head, notes, decisions=source.decisions)
+    for line in (*(f"warning: {line}" for line in source.warnings), shown):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text

@@ -77,11 +77,11 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
         config = config_of(folder)
         if isinstance(config, StudyConfig):
             with readable(folder):
-                studies.append(_study(config))
+                studies.append(read_study(config))
         else:
             runs.setdefault(_key(config, runs), []).append(config)
     with readable(folders[0]):
-        return [*(_run(same) for same in runs.values()), *studies]
+        return [*(read_run(same) for same in runs.values()), *studies]
 
 
 def config_of(folder: Path) -> RunConfig | StudyConfig:
@@ -108,7 +108,17 @@ def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
     return f"{same} {config.folder}" if taken & set(config.seeds) else same
 
 
-def _run(configs: Sequence[RunConfig]) -> Source:
+def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
+    """Read a run, or several runs that differ in nothing but their seeds.
+
+    Args:
+        configs: of the runs.
+        for_page: whether to look for pathologies in every episode, and to accept that nothing has been evaluated yet.
+
+    Raises:
+        ConfigError: nothing has been evaluated.
+        RecordError: a file is damaged.
+    """
     config = replace(configs[0], seeds=tuple(seed for one in configs for seed in one.seeds))
     # A study has eval sets, a run need not: then there are no results, and the study only names strategies and costs.
     eval_sets = config.evaluation.eval_sets or tuple(EvalSet(name, "any") for name in config.tasks)
@@ -116,7 +126,7 @@ def _run(configs: Sequence[RunConfig]) -> Source:
     jobs = [job for one in configs for job in read_jobs(one)]
     variants_in_order = list(config.variants)
     jobs.sort(key=lambda job: variants_in_order.index(job.variant))
-    results, notes = _evaluated(configs, bool(jobs))
+    results, notes = _evaluated(configs, trained=for_page and bool(jobs))
     variants = variants_of(config, {result.place.strategy for result in results})
     before = {after: earlier for after, earlier in variants.items() if earlier is not None}
     able = [
@@ -133,7 +143,7 @@ def _run(configs: Sequence[RunConfig]) -> Source:
         final=list(variants),
         before=before,
         jobs=jobs,
-        pathologies=_pathologies_of_run(configs, {*variants, *before.values()}),
+        pathologies=_pathologies_of_run(configs, {*variants, *before.values()}) if for_page else {},
         warnings=[
             *notes,
             *warm_start_warnings(jobs, config.compute_tokens),
@@ -163,7 +173,18 @@ def _evaluated(configs: Sequence[RunConfig], trained: bool) -> tuple[list[Result
     return [r for found in results for r in found if r.place.strategy in shared], notes
 
 
-def _study(config: StudyConfig) -> Source:
+def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bool = True) -> Source:
+    """Read a study.
+
+    Args:
+        config: of the study.
+        crossed: see `reading_of`.
+        for_page: whether to look for pathologies in every episode.
+
+    Raises:
+        ConfigError: the study is not finished.
+        RecordError: a file is damaged, or the config lacks what it holds.
+    """
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
@@ -171,10 +192,11 @@ def _study(config: StudyConfig) -> Source:
     unplayable = read_unplayable(file)
     check_places(config, every, file)
     results = leave_out(every, unplayable)
-    reading = reading_of(config)
+    reading = reading_of(config, crossed=crossed)
     final = [name for name in config.strategies if name not in reading.aside]
-    found = Pathologies()
-    _look(found, file, set(final))
+    pathologies = Pathologies()
+    if for_page:
+        _look(pathologies, file, set(final))
     return Source(
         name=config.name,
         folders=[config.folder],
@@ -186,7 +208,7 @@ def _study(config: StudyConfig) -> Source:
         final=final,
         before={},
         jobs=[],
-        pathologies=found.finish(),
+        pathologies=pathologies.finish(),
         warnings=[*unplayable_lines(every, unplayable), *server_lines(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),
     )

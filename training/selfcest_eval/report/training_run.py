@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from selfcest_agents.player import Player
-from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.reward import make_reward
@@ -20,20 +18,12 @@ from selfcest_eval.play.config import StrategySpec, StudyConfig
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.policies import SEED
 from selfcest_eval.play.results import Result, read_results, read_unplayable
-from selfcest_eval.play.store import Store, check_store
+from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.figures import learning_figure
-from selfcest_eval.report.jobs import compute_lines, given_up_lines, read_jobs, warm_start_warnings
-from selfcest_eval.report.learning import return_lines, returns, write_learning_csv
-from selfcest_eval.report.reading import check_places, headline, reading_of
-from selfcest_eval.report.run_verdict import run_verdict
-from selfcest_eval.report.study_report import write_report
-from selfcest_eval.stats.decision_table import decided
-from selfcest_eval.stats.table import curves_of
+from selfcest_eval.report.reading import check_places
 from selfcest_training.config import RunConfig
-from selfcest_training.run.evaluator import EvaluationStage, Evaluator
-from selfcest_training.servers import read_counts
+from selfcest_training.run.evaluator import EvaluationStage
 
 FORCED = ("always_delegates", "never_delegates")
 _PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
@@ -203,44 +193,6 @@ def _file(config: RunConfig, part: EvaluatedPolicy, seed: int) -> Path:
     return _folder(config, part.variant, seed) / part.stage / "results.jsonl"
 
 
-def report_run(config: RunConfig) -> str:
-    """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
-    variant; what there is to say of single jobs is in table.md alone."""
-    jobs = read_jobs(config)
-    servers = server_lines(read_counts(server_folders(config)))
-    warnings = [f"warning: {line}" for line in (*warm_start_warnings(jobs, config.compute_tokens), *servers)]
-    begun_again = given_up_lines(jobs)
-    lines = [*return_lines(jobs), *begun_again, *compute_lines(jobs)]
-    if curves := returns(jobs):
-        write_learning_csv(curves, config.folder / "learning_curves.csv")
-        learning_figure(curves, ["return"], [config.folder / "learning_curves.png"])
-    if not config.evaluation.eval_sets:
-        return "\n".join(["evaluation.eval_sets is empty, so there is no table", *warnings, *lines])
-    results, missing = results_of(config)
-    study, notes = study_of(config), [*missing, *warnings]
-    final = [
-        EvaluatedPolicy(variant, EvaluationStage.AFTER, config.evaluation.temperatures[0])
-        for variant in config.variants
-    ]
-    names = [part.label(config) for part in final]
-    able = [part.label(config) for part in reversed(final) if config.limits_of(part.variant).delegation]
-    cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
-    head = headline(study, cells, reading)
-    choices = decided(study, results)
-    shown, _ = write_report(
-        config.folder,
-        cells,
-        reading,
-        head,
-        [*notes, *lines],
-        plots=_PLOTS,
-        decisions=choices,
-        verdict_of=partial(run_verdict, cells, names, choices),
-        variants=variants_of(config, {result.place.strategy for result in results}),
-    )
-    return "\n".join([*notes, *begun_again, shown])
-
-
 def server_folders(config: RunConfig) -> list[Path]:
     """Where jobs and their evaluations count what servers did."""
     jobs = [_folder(config, variant, seed) for variant in config.variants for seed in config.seeds]
@@ -273,27 +225,3 @@ def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
 
 def _folder(config: RunConfig, variant: str, seed: int | str) -> Path:
     return config.folder / variant / f"seed{seed}"
-
-
-class RunEvaluation(Evaluator):
-    """The evaluation of a training run as a study."""
-
-    def check(self, config: RunConfig) -> None:
-        check_evaluation(config)
-
-    def check_files(self, folder: Path) -> None:
-        check_store(folder)
-
-    def evaluate(
-        self,
-        config: RunConfig,
-        variant: str,
-        seed: int,
-        stage: EvaluationStage,
-        player: Player,
-        report: Callable[[float, str], None],
-    ) -> None:
-        evaluate_job(config, variant, seed, stage, player, report)
-
-    def report(self, config: RunConfig) -> str:
-        return report_run(config)

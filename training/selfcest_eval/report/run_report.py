@@ -1,41 +1,42 @@
-"""What a training run says of itself in five lines: who learned what, what it costs, when it delegates, what failed."""
+"""The report of a training run: its files, and the lines that a terminal shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from selfcest_agents.player import Player
 from selfcest_eval.play.costs import cost_name
-from selfcest_eval.report.reading import Reading
-from selfcest_eval.report.study_report import SOLVED, PairedComparison
+from selfcest_eval.play.store import check_store
+from selfcest_eval.report.figures import learning_figure
+from selfcest_eval.report.jobs import compute_lines
+from selfcest_eval.report.learning import return_lines, returns, write_learning_csv
+from selfcest_eval.report.reading import Reading, headline
+from selfcest_eval.report.sources import Source, read_run
+from selfcest_eval.report.study_report import SOLVED, PairedComparison, write_report
+from selfcest_eval.report.training_run import check_evaluation, evaluate_job
 from selfcest_eval.report.words import times
 from selfcest_eval.stats.decision_table import Decided
 from selfcest_eval.stats.table import Curves
+from selfcest_training.config import RunConfig
+from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 
+# A plot takes a second, and every run pays it.
+_PLOTS = ("total_tokens", "critical_path_tokens")
 _COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_steps")
 
 
-def run_verdict(
-    cells: Sequence[Curves],
-    final: Sequence[str],
-    decisions: Sequence[Decided],
-    found: Sequence[PairedComparison],
-    reading: Reading,
-) -> str:
-    """A line or two for each of: families, variants that can be compared, decisions, what was not learned.
-
-    Args:
-        cells: what was measured.
-        final: every variant's trained policy, by its name in tables.
-        decisions: before RL and after, of variants whose choices were forced.
-        found: comparisons of variants on the same cells.
-        reading: how it is read.
-    """
+def run_verdict(source: Source, found: Sequence[PairedComparison], reading: Reading) -> str:
+    """Return a line or two on each family, the variants that can be compared, decisions, and what was not learned."""
+    cells = source.cells
+    final = source.final
     families = dict.fromkeys(curves.family for curves in cells)
     lines = [line for family in families if (line := _accuracy(family, cells, final))]
     lines += _equal(found, final, reading)
-    lines += _decided(decisions, final)
+    lines += _decided(source.decisions, final)
     unsolved = [
         f"{variant} {accuracy:.2f} on {curves.name}"
         for variant in final
@@ -110,3 +111,59 @@ def _smallest(cells: Sequence[Curves], variant: str) -> list[Curves]:
         if variant in curves.strategies:
             found.setdefault(curves.family, curves)
     return list(found.values())
+
+
+def report_run(config: RunConfig) -> str:
+    """Write tables, CSV files and plots of a run's folder.
+
+    Returns:
+        What a terminal shows: warnings, the verdict, and one line for each family and variant. Single jobs are only in
+        table.md.
+
+    Raises:
+        ConfigError: the config asks for an evaluation, and nothing has been evaluated.
+    """
+    source = read_run([config], for_page=False)
+    warnings = [f"warning: {line}" for line in source.warnings]
+    lines = [*return_lines(source.jobs), *compute_lines(source.jobs)]
+    if curves := returns(source.jobs):
+        write_learning_csv(curves, config.folder / "learning_curves.csv")
+        learning_figure(curves, ["return"], [config.folder / "learning_curves.png"])
+    if not source.cells:
+        return "\n".join([*warnings, *lines])
+    shown, _ = write_report(
+        config.folder,
+        source.cells,
+        source.reading,
+        headline(source.study, source.cells, source.reading),
+        [*warnings, *lines],
+        plots=_PLOTS,
+        decisions=source.decisions,
+        verdict_of=partial(run_verdict, source),
+        variants={name: source.before.get(name) for name in source.final},
+    )
+    return "\n".join([*warnings, shown])
+
+
+class RunEvaluation(Evaluator):
+    """The evaluation of a training run as a study."""
+
+    def check(self, config: RunConfig) -> None:
+        check_evaluation(config)
+
+    def check_files(self, folder: Path) -> None:
+        check_store(folder)
+
+    def evaluate(
+        self,
+        config: RunConfig,
+        variant: str,
+        seed: int,
+        stage: EvaluationStage,
+        player: Player,
+        report: Callable[[float, str], None],
+    ) -> None:
+        evaluate_job(config, variant, seed, stage, player, report)
+
+    def report(self, config: RunConfig) -> str:
+        return report_run(config)
