@@ -48,7 +48,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("*/*.md"))]
 MADE = runpy.run_path(str(DOCS / "hook.py"))["PAGES"]  # by the build of the site; test_gallery.py opens them
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+ALL_COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {name: command for name, command in ALL_COMMANDS.items() if not command.hidden}  # hidden: old names
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).with_suffix("").as_posix())
 

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_surface_is_this_and_nothing_else() -> None:
     commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    commands = {name: command for name, command in commands.items() if not command.hidden}
     groups = {name: commands.pop(name).commands for name in ("credit",)}
     commands |= {f"{group} {name}": command for group, inner in groups.items() for name, command in inner.items()}
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
@@ -41,7 +42,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
         "compare": {"--trust", "first", "second"},
-        "leaks": {"--trust", "configs"},
+        "contamination": {"--trust", "configs"},
         "solve": {
             "--policy",
             "--server",
@@ -103,7 +104,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         ["warmstart"],
         ["evaluate"],
         ["compare"],
-        ["leaks"],
+        ["contamination"],
         ["solve"],
         ["report"],
         ["watch"],
@@ -333,3 +334,14 @@ def test_a_study_killed_outright_resumes_to_the_same_results(tmp_path: Path) -> 
         return [replace(result, costs=result.costs and {**result.costs, "wall_seconds": 0.0}) for result in found]
 
     assert timeless("killed") == timeless("whole")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["a.yaml", "--trust", "module"]], ids=" ".join)
+def test_the_old_name_of_contamination_names_the_new_one(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["selfcest", "leaks", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "selfcest: the command `leaks` was renamed; use `selfcest contamination`\n"

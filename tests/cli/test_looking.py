@@ -70,7 +70,7 @@ def questions(name: str) -> dict[str, Any]:
     return {"name": "questions", "options": {"path": name}}
 
 
-def leaky(**tasks: Any) -> str:
+def config_with_tasks(**tasks: Any) -> str:
     data = {"name": "r", "tasks": tasks, "variants": {"alone": {"warmstart": {}, "rl": {"steps": 0}}}}
     Path("c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     return "c.yaml"
@@ -84,10 +84,10 @@ def leaky(**tasks: Any) -> str:
         {"name": "subprocess:Popen", "options": {"args": ["touch", "made"]}},
     ],
 )
-def test_leaks_imports_and_makes_nothing_that_it_was_not_told_to(
+def test_contamination_imports_and_makes_nothing_that_it_was_not_told_to(
     spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["leaks", leaky(a=questions("a"), b=questions("b"), other=spec)]
+    asked = ["contamination", config_with_tasks(a=questions("a"), b=questions("b"), other=spec)]
     code, printed = selfcest(monkeypatch, capsys, *asked)
     assert code == 2
     assert "only looks does not run; if you trust it, add --trust s" in printed
@@ -146,12 +146,12 @@ PROBED = ("brotli", "brotlicffi", "h2", "dill", "zstandard", "random", "pickle",
 
 @pytest.mark.parametrize("command", [["selfcest"], [sys.executable, "-m", "selfcest_cli"]], ids=["selfcest", "-m"])
 def test_no_library_takes_a_module_of_the_working_directory(command: list[str], folder: Path) -> None:
-    config = leaky(a=questions("a"), b=questions("b"))
+    config = config_with_tasks(a=questions("a"), b=questions("b"))
     for name in PROBED:
         (folder / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')", encoding="utf-8")
     if command == ["selfcest"]:
         command = [str(Path(sys.executable).with_name("selfcest"))]
-    done = subprocess.run([*command, "leaks", config], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "contamination", config], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not Path("ran").exists(), Path("ran").read_text(encoding="utf-8")
 
@@ -159,7 +159,7 @@ def test_no_library_takes_a_module_of_the_working_directory(command: list[str], 
 def test_a_module_beside_a_config_is_on_no_path(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    selfcest(monkeypatch, capsys, "leaks", "missing.yaml")
+    selfcest(monkeypatch, capsys, "contamination", "missing.yaml")
     assert str(folder) not in sys.path
 
 
@@ -173,8 +173,8 @@ def test_a_module_beside_a_config_is_on_no_path(
 def test_a_module_to_trust_that_is_not_there_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = leaky(a=questions("a"), b=questions("b"))
-    code, printed = selfcest(monkeypatch, capsys, "leaks", config, "--trust", name)
+    config = config_with_tasks(a=questions("a"), b=questions("b"))
+    code, printed = selfcest(monkeypatch, capsys, "contamination", config, "--trust", name)
     assert (code, "there is no such module" in printed) == (2, True), printed
 
 
@@ -211,7 +211,7 @@ def test_a_command_that_looks_downloads_no_data_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub = {"name": "questions", "options": {"path": "hub:nobody/nothing"}}
-    code, printed = selfcest(monkeypatch, capsys, "leaks", leaky(a=questions("a"), b=hub))
+    code, printed = selfcest(monkeypatch, capsys, "contamination", config_with_tasks(a=questions("a"), b=hub))
     assert (code, "contacts no network; download the official file" in printed) == (2, True), printed
 
 

@@ -65,7 +65,7 @@ NOT_RUN = {
     "selfcest train -c training/configs/credit.yaml": TRAINS,
     "selfcest lab --scheme rloo --scheme aristocrat --out runs/lab": OF_ONES_OWN,
     "selfcest lab --scheme my_package:MyScheme --option beta=0.5": OF_ONES_OWN,
-    "selfcest leaks training/configs/paper/mixed.yaml training/configs/paper/mixed_frontier.yaml": DATA,
+    "selfcest contamination training/configs/paper/mixed.yaml training/configs/paper/mixed_frontier.yaml": DATA,
     "selfcest train -c training/configs/paper/musique.yaml": DATA,
     "selfcest evaluate -c training/configs/paper/musique_frontier.yaml": DATA,
     "pip install -e '.[train,vllm]'": INSTALLS,

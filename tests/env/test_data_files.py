@@ -1,4 +1,4 @@
-"""The file layer: layouts, errors that name file, record and key, splits, leaks, and the hub without a network."""
+"""The file layer: layouts, errors that name file, record and key, splits, shared questions, and the hub."""
 
 import json
 import sys
@@ -13,9 +13,9 @@ import pytest
 
 from selfcest_env.errors import ConfigError, DataError, TaskError
 from selfcest_env.tasks import make_source
+from selfcest_env.tasks.contamination import contamination_table, find_shared_questions
 from selfcest_env.tasks.files import Record, content_digest, read_records
 from selfcest_env.tasks.finite import FileSource, FiniteSource, squeeze
-from selfcest_env.tasks.leaks import leak_report, overlaps
 from selfcest_env.tasks.long_context import Distractors
 from selfcest_env.tasks.mixture import Mixture
 from selfcest_env.tasks.qa import UserQuestions
@@ -283,17 +283,18 @@ def test_a_question_in_a_mixture_is_on_one_side(tmp_path: Path) -> None:
         assert all(part_of(task, 0.3) == part for task in tasks if task.source == "range_sum"), "as without a mixture"
 
 
-def test_leaks_are_found(tmp_path: Path) -> None:
+def test_shared_questions_are_found(tmp_path: Path) -> None:
     left = Pairs(many(tmp_path, 50, "left.jsonl"))
     right = Pairs(many(tmp_path, 50, "right.jsonl", first=40))
-    assert [leak.left.prompt for leak in overlaps(left, right)] == [f"What is {i} plus {i}?" for i in range(40, 50)]
-    assert all(leak.same_answer for leak in overlaps(left, right))
+    shared = find_shared_questions(left, right)
+    assert [question.left.prompt for question in shared] == [f"What is {i} plus {i}?" for i in range(40, 50)]
+    assert all(question.same_answer for question in shared)
     spelled = write(tmp_path / "spelled.json", json.dumps([{"q": "  WHAT is $ 3 $\nplus 3 ??", "a": "7"}]))
-    (leak,) = overlaps(left, Pairs(spelled))
-    assert (leak.left.answer, leak.right.answer, leak.same_answer) == ("6", "7", False)
+    (question,) = find_shared_questions(left, Pairs(spelled))
+    assert (question.left.answer, question.right.answer, question.same_answer) == ("6", "7", False)
     path = left.path
-    assert overlaps(Pairs(path, "train"), Pairs(path, "test")) == ()
-    report = leak_report({"left": left, "right": right, "spelled": Pairs(spelled)}).splitlines()[2:]
+    assert find_shared_questions(Pairs(path, "train"), Pairs(path, "test")) == ()
+    report = contamination_table({"left": left, "right": right, "spelled": Pairs(spelled)}).splitlines()[2:]
     assert report == [
         "| left | 50 | right | 50 | 10 | left.jsonl 41 = right.jsonl 1 |",
         "| left | 50 | spelled | 1 | 1 | left.jsonl 4 = spelled.json 1 |",

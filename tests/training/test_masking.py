@@ -195,8 +195,8 @@ def test_watch_masks_in_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize(
     "arguments",
-    [["trace"], ["report"], ["watch"], ["compare", "x"], ["leaks"], ["plan", "-c"], ["nonsense"], ["export"], ["--"],
-     ["watch", "a", "b"], ["credit", "apply", "--name"], ["lab", "--game"], ["bench", "--seeds", "1"]],
+    [["trace"], ["report"], ["watch"], ["compare", "x"], ["contamination"], ["plan", "-c"], ["nonsense"], ["export"],
+     ["--"], ["watch", "a", "b"], ["credit", "apply", "--name"], ["lab", "--game"], ["bench", "--seeds", "1"]],
     ids=" ".join,
 )  # fmt: skip
 def test_what_was_typed_is_masked_in_an_error(

@@ -15,8 +15,8 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks.splits import TRAIN
 from selfcest_eval.play.config import load_study
+from selfcest_eval.play.contamination import report_contamination
 from selfcest_eval.play.instances import instances_of, source_of
-from selfcest_eval.play.leaks import report_leaks
 from selfcest_eval.play.study import Study
 from selfcest_eval.report.training_run import study_of
 from selfcest_training.config_file import load_config
@@ -113,7 +113,7 @@ def test_studies_are_built_up_to_the_models(name: str, data: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "arithmetic"])
 def test_training_and_study_share_no_question(name: str, data: Path) -> None:
     paths = [CONFIGS / f"{name}.yaml", CONFIGS / f"{name}_frontier.yaml"]
-    rows = [line.split("|") for line in report_leaks(paths, Console(quiet=True)).splitlines()[2:]]
+    rows = [line.split("|") for line in report_contamination(paths, Console(quiet=True)).splitlines()[2:]]
     assert rows
     assert all(row[5].strip() == "0" for row in rows), rows
 

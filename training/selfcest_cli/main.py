@@ -1,5 +1,5 @@
-"""The commands: `selfcest plan | train | warmstart | evaluate | compare | leaks | solve | trace | report | watch | lab
-| bench | credit | export`."""
+"""The commands: `selfcest plan | train | warmstart | evaluate | compare | contamination | solve | trace | report |
+watch | lab | bench | credit | export`."""
 
 from __future__ import annotations
 
@@ -219,16 +219,25 @@ def compare(
 
 
 @app.command()
-def leaks(
+def contamination(
     configs: Annotated[
         list[Path], typer.Argument(help="Configs of runs or studies, also those that their folders hold.")
     ],
     trust: _TRUST = None,
 ) -> None:
-    """Print which questions the files behind these configs share, as training and test sets should not."""
-    from selfcest_eval.play.leaks import report_leaks
+    """Print how many questions each two data files of these configs share. Training and test sets should share none."""
+    from selfcest_eval.play.contamination import report_contamination
 
-    report_leaks(configs, Terminal(), trust or [])
+    report_contamination(configs, Terminal(), trust or [])
+
+
+@app.command(
+    hidden=True,
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def leaks() -> None:
+    raise ConfigError("the command `leaks` was renamed; use `selfcest contamination`")
 
 
 @app.command()

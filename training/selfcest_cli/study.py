@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from selfcest_env.errors import ConfigError, signal_name
 from selfcest_eval.play.config import StudyConfig
-from selfcest_eval.play.leaks import leaked
+from selfcest_eval.play.contamination import find_contamination
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.report.reading import headline
@@ -52,7 +52,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
         )
     write_text(folder / "study.yaml", dump_config(config))
-    notes = leaked(study)
+    notes = find_contamination(study)
     for note in notes:
         console.print(f"warning: {note}", soft_wrap=True, highlight=False, markup=False)
     torch.set_num_threads(config.threads)

@@ -12,8 +12,8 @@ from selfcest_env.types import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Leak:
-    """A problem that two sources share, with the first task of each source that asks it."""
+class SharedQuestion:
+    """A question that two sources share, with the first task of each source that asks it."""
 
     left: Task
     right: Task
@@ -23,28 +23,28 @@ class Leak:
         return self.left.answer.strip() == self.right.answer.strip()
 
 
-def overlaps(left: FiniteSource, right: FiniteSource) -> tuple[Leak, ...]:
-    """Return the problems that two sources share.
+def find_shared_questions(left: FiniteSource, right: FiniteSource) -> tuple[SharedQuestion, ...]:
+    """Return the questions that two sources share.
 
-    Problems are compared by `identity`, the letters and digits of the question. Differences in case, space, punctuation
-    and typesetting do not matter. A rephrased question is not detected.
+    Questions are compared by `identity`, their letters and digits. Differences in case, space, punctuation and
+    typesetting do not matter. A rephrased question is not detected.
     """
     tasks_of_right = _group_by_identity(right)
-    leaks: list[Leak] = []
+    shared: list[SharedQuestion] = []
     for identity, tasks in _group_by_identity(left).items():
         if identity in tasks_of_right:
-            leaks.append(Leak(tasks[0], tasks_of_right[identity][0]))
-    return tuple(leaks)
+            shared.append(SharedQuestion(tasks[0], tasks_of_right[identity][0]))
+    return tuple(shared)
 
 
-def leak_report(sources: Mapping[str, FiniteSource]) -> str:
-    """Return a Markdown table of all pairs of sources: the problems of each, the shared ones, and an example."""
+def contamination_table(sources: Mapping[str, FiniteSource]) -> str:
+    """Return a Markdown table of all pairs of sources: the questions of each, the shared ones, and an example."""
     sizes = {name: len(_group_by_identity(source)) for name, source in sources.items()}
     lines = ["| source | problems | source | problems | shared | for example |", "|---|---|---|---|---|---|"]
     for left, right in combinations(sources, 2):
-        leaks = overlaps(sources[left], sources[right])
-        example = _origin(leaks[0]) if leaks else ""
-        lines.append(f"| {left} | {sizes[left]} | {right} | {sizes[right]} | {len(leaks)} | {example} |")
+        shared = find_shared_questions(sources[left], sources[right])
+        example = _format_origin(shared[0]) if shared else ""
+        lines.append(f"| {left} | {sizes[left]} | {right} | {sizes[right]} | {len(shared)} | {example} |")
     return "\n".join(lines)
 
 
@@ -55,8 +55,8 @@ def _group_by_identity(source: FiniteSource) -> dict[str, list[Task]]:
     return tasks_by_identity
 
 
-def _origin(leak: Leak) -> str:
+def _format_origin(question: SharedQuestion) -> str:
     return " = ".join(
         f"{task.metadata.get('file', task.source)} {task.metadata.get('record', '')}".strip()
-        for task in (leak.left, leak.right)
+        for task in (question.left, question.right)
     )

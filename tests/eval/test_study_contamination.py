@@ -1,4 +1,4 @@
-"""What a study plays that its policies were trained on, and what files share."""
+"""Questions that a study shares with the training of its policies, and that data files share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from selfcest_env.errors import ConfigError, DataError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.splits import TRAIN
 from selfcest_eval.play.config import StudyConfig
-from selfcest_eval.play.leaks import leaked, report_leaks
+from selfcest_eval.play.contamination import find_contamination, report_contamination
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report as report
 from selfcest_training.config_file import parse_as
@@ -76,11 +76,11 @@ def study(output: Path, tasks: dict[str, Any], policy: Path | str) -> dict[str, 
     }
 
 
-def leaks_of(output: Path, tasks: dict[str, Any], policy: Path) -> list[str]:
-    return leaked(Study(parse_as(StudyConfig, study(output, tasks, policy))))
+def warnings_of(output: Path, tasks: dict[str, Any], policy: Path) -> list[str]:
+    return find_contamination(Study(parse_as(StudyConfig, study(output, tasks, policy))))
 
 
-def test_a_study_says_which_of_its_questions_its_policies_were_trained_on(
+def test_a_study_warns_of_questions_that_its_policies_were_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = write(tmp_path / "own.jsonl", range(COUNT)), write(tmp_path / "other.jsonl", range(100, 100 + COUNT))
@@ -88,16 +88,16 @@ def test_a_study_says_which_of_its_questions_its_policies_were_trained_on(
     draws, rng = split(PlugIn(**questions(own)), TRAIN), np.random.default_rng(0)
     drawn = {draws.draw(rng).prompt for _ in range(2000)}
     assert 0.6 * COUNT < len(drawn) < COUNT
-    (line,) = leaks_of(tmp_path, {"mine": questions(own)}, policy)
+    (line,) = warnings_of(tmp_path, {"mine": questions(own)}, policy)
     assert line == f"{len(drawn)} of {COUNT} instances of mine all are questions of training on own."
     spelled = write(tmp_path / "spelled.jsonl", range(COUNT), "WHAT is {}, and 0")
-    assert leaks_of(tmp_path, {"mine": questions(spelled)}, policy) == [line]
-    assert leaks_of(tmp_path, {"mine": questions(other)}, policy) == [], "the variant is not trained on this family"
+    assert warnings_of(tmp_path, {"mine": questions(spelled)}, policy) == [line]
+    assert warnings_of(tmp_path, {"mine": questions(other)}, policy) == [], "the variant is not trained on this family"
     monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # slow
     config = parse_as(StudyConfig, study(tmp_path, {"mine": questions(own)}, policy))
     assert line in (run_study(config, resume=False, console=QUIET) / "table.md").read_text(encoding="utf-8")
     Path(own).unlink()
-    (line,) = leaks_of(tmp_path, {"mine": questions(other)}, policy)
+    (line,) = warnings_of(tmp_path, {"mine": questions(other)}, policy)
     assert line.startswith("Whether training on own has seen these instances cannot be told: ")
 
 
@@ -108,20 +108,20 @@ def test_of_a_mixture_the_training_part_is_by_question_too(tmp_path: Path) -> No
     draws, rng = split(PlugIn(**mixed), TRAIN), np.random.default_rng(0)
     drawn = {task.prompt for _ in range(2000) if (task := draws.draw(rng)).source == "questions"}
     assert 0.6 * COUNT < len(drawn) < COUNT
-    (line,) = leaks_of(tmp_path, {"mine": questions(own)}, policy)
+    (line,) = warnings_of(tmp_path, {"mine": questions(own)}, policy)
     assert line == f"{len(drawn)} of {COUNT} instances of mine all are questions of training on mixed 2."
 
 
-def test_leaks_between_the_files_of_configs(tmp_path: Path) -> None:
+def test_questions_shared_by_the_files_of_configs(tmp_path: Path) -> None:
     own, other = write(tmp_path / "own.jsonl", range(20)), write(tmp_path / "other.jsonl", range(15, 40))
     part = {"name": "questions", "options": {"path": own, "part": "train", "test_fraction": 0.5}}
     mixed = {"name": "mixture", "options": {"sources": [{"name": "range_sum"}, {"name": "questions", "path": other}]}}
     run = run_config(tmp_path / "run", {"drawn": {"name": "range_sum"}, "part": part, "mixed": mixed}, "part")
     asked = {"test": {"name": "questions", "options": {"path": own, "part": "test", "test_fraction": 0.5}}}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study(tmp_path, asked, "x")), encoding="utf-8")
-    result = CliRunner().invoke(cli.app, ["leaks", str(run), str(tmp_path / "study.yaml")])
+    result = CliRunner().invoke(cli.app, ["contamination", str(run), str(tmp_path / "study.yaml")])
     assert result.exit_code == 0, result.output
-    table = report_leaks([run, tmp_path / "study.yaml"], QUIET)
+    table = report_contamination([run, tmp_path / "study.yaml"], QUIET)
     assert table in result.output
     found = {(row[1].split(": ")[1], row[3].split(": ")[1]): int(row[5]) for row in _rows(table)}
     assert found.keys() == {("part", "mixed 2"), ("part", "test all"), ("mixed 2", "test all")}
@@ -135,8 +135,8 @@ def _rows(table: str) -> list[list[str]]:
 
 def test_configs_without_two_files(tmp_path: Path) -> None:
     run = run_config(tmp_path / "run", {"drawn": {"name": "range_sum"}}, "drawn")
-    with pytest.raises(ConfigError, match="two sources that read files are needed for a comparison, and there is none"):
-        report_leaks([run], QUIET)
+    with pytest.raises(ConfigError, match="found 0 sources that read files \\(none\\), and a comparison needs two"):
+        report_contamination([run], QUIET)
     gone = {"a": questions("gone.jsonl"), "b": questions("gone too.jsonl")}
     with pytest.raises(DataError, match=r"gone.jsonl: no such file"):
-        report_leaks([run_config(tmp_path / "run", gone, "a")], QUIET)
+        report_contamination([run_config(tmp_path / "run", gone, "a")], QUIET)

@@ -1,0 +1,129 @@
+"""Find questions that training and test data share, for `selfcest contamination` and the warnings of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.plugin import PlugIn, only_trusted
+from selfcest_env.tasks import TaskSource, source_of_config
+from selfcest_env.tasks.contamination import contamination_table
+from selfcest_env.tasks.finite import FiniteSource
+from selfcest_env.tasks.mixture import Mixture
+from selfcest_env.tasks.source import identity_of
+from selfcest_env.tasks.splits import TRAIN, HashedSplit, part_of
+from selfcest_eval.play.config import StudyConfig, parse_study
+from selfcest_eval.play.policies import ModelPolicy
+from selfcest_eval.play.study import Study
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import parse_config, read_config
+from selfcest_training.families import TEST_FRACTION
+
+
+def report_contamination(paths: Sequence[Path], console: Console, trusted: Sequence[str] = ()) -> str:
+    """Print a table of the questions that each two data files of these configs share, and return it.
+
+    Sources that draw their tasks are left out. They read no file, and training never draws their held-out instances.
+
+    Args:
+        paths: configs of runs or studies, or folders that hold one.
+        console: where the table is printed.
+        trusted: modules and packages whose plug-ins the configs may name. Others are not imported.
+
+    Raises:
+        ConfigError: the configs name fewer than two sources that read files.
+        DataError: a data file is missing or broken.
+        PlugInError: a source is neither built in nor trusted.
+    """
+    with only_trusted(trusted):
+        sources: dict[str, FiniteSource] = {}
+        for path in paths:
+            sources.update(_load_finite_sources(path))
+        if len(sources) < 2:
+            names = next(iter(sources), "none")
+            raise ConfigError(
+                f"{', '.join(map(str, paths))}: found {len(sources)} sources that read files ({names}), and a "
+                "comparison needs two; name the configs of training and of the study"
+            )
+        table = contamination_table(sources)  # reads the data files
+    console.print(table, soft_wrap=True, highlight=False, markup=False)
+    return table
+
+
+def find_contamination(study: Study) -> list[str]:
+    """Return a warning for each eval set with questions that a policy of the study was trained on.
+
+    Only sources that read files are compared: training never draws the held-out instances of the others. A training
+    file that cannot be read gives a warning too.
+    """
+    trained_on: dict[str, tuple[str, PlugIn]] = {}
+    for policy in study.policies:
+        if isinstance(policy, ModelPolicy):
+            for family, spec in policy.trained_on().items():
+                # Several policies may be trained on the same source, under different names.
+                trained_on[str(spec)] = (family, spec)
+    warnings: list[str] = []
+    for family, spec in trained_on.values():
+        warnings.extend(_compare_with_eval_sets(family, spec, study))
+    return warnings
+
+
+def _compare_with_eval_sets(family: str, spec: PlugIn, study: Study) -> Iterator[str]:
+    for name, source in _iter_finite(family, source_of_config(spec.name, spec.options, f"tasks.{family}")):
+        try:
+            training_identities = _identities_of_training_part(source)
+        except TaskError as error:
+            yield f"Whether training on {name} has seen these instances cannot be told: {error}."
+            continue
+        for eval_set, tasks in study.tasks.items():
+            shared = sum(identity_of(study.sources[eval_set], task) in training_identities for task in tasks)
+            if shared:
+                yield f"{shared} of {len(tasks)} instances of {' '.join(eval_set)} are questions of training on {name}."
+
+
+def _identities_of_training_part(source: FiniteSource) -> set[str]:
+    """Return the identities of the tasks that a run may draw from a source, or from a mixture with it."""
+    identities: set[str] = set()
+    for task in source.tasks():
+        identity = source.identity(task)
+        if part_of(task, TEST_FRACTION, identity) == TRAIN:
+            identities.add(identity)
+    return identities
+
+
+def _load_finite_sources(path: Path) -> dict[str, FiniteSource]:
+    """Return the distinct sources of a config that read files, by the config's path and the family."""
+    data = read_config(path)
+    config = parse_study(data) if "budgets" in data else parse_config(data)
+    sources: dict[str, FiniteSource] = {}
+    for family, spec in _task_specs(config).items():
+        task_source = source_of_config(spec.name, spec.options, f"{path}: tasks.{family}")
+        for name, source in _iter_finite(f"{path}: {family}", task_source):
+            if source not in sources.values():
+                sources[name] = source
+    return sources
+
+
+def _task_specs(config: StudyConfig | RunConfig) -> Mapping[str, PlugIn]:
+    """Return the task sources of a run by family, and those of a study by eval set."""
+    if isinstance(config, RunConfig):
+        return config.tasks
+    specs: dict[str, PlugIn] = {}
+    for eval_set in config.eval_sets:
+        spec = config.tasks[eval_set.family]
+        specs[f"{eval_set.family} {eval_set.size}"] = PlugIn(spec.name, {**spec.options, **eval_set.options})
+    return specs
+
+
+def _iter_finite(name: str, source: TaskSource) -> Iterator[tuple[str, FiniteSource]]:
+    """Yield a source that reads files, or all such sources inside a mixture or a split, each with a name."""
+    if isinstance(source, FiniteSource):
+        yield name, source
+    elif isinstance(source, HashedSplit):
+        yield from _iter_finite(name, source.source)
+    elif isinstance(source, Mixture):
+        for number, part in enumerate(source.sources, 1):
+            yield from _iter_finite(f"{name} {number}", part)
