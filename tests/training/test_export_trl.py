@@ -174,5 +174,5 @@ def test_what_follows_from_the_rollouts_is_not_set_twice(
         with pytest.raises(ConfigError, match="temperature follows from the rollouts, here 1.0; set it there"):
             async_grpo_trainer(Rollouts(trainer, rows=8), warm, tmp_path, temperature=0.5)
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(ConfigError, match="there are 2 processes; this door has one"):
+        with pytest.raises(ConfigError, match="found WORLD_SIZE=2; rollouts and updates alternate in one process"):
             async_grpo_trainer(Rollouts(trainer, rows=8), warm, tmp_path)

@@ -1,1 +1,4 @@
-"""Doors out: episodes and credit of this project as rows of other trainers. Nothing else here imports this package."""
+"""Integrations with other trainers: episodes and their credit become rows that those trainers read.
+
+Only the command `selfcest export` imports this package.
+"""

@@ -333,9 +333,11 @@ def async_grpo_trainer(
         from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
     except ImportError as error:
         raise ConfigError(f"{error}; run: {install_hint('trl')}") from error
-    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
         raise ConfigError(
-            f"there are {processes} processes; this door has one, in which rollouts and updates alternate"
+            f"found WORLD_SIZE={processes}; rollouts and updates alternate in one process with this integration, "
+            "so start one process only"
         )
     config = rollouts.trainer.config
     low, high = _clipping(config)
