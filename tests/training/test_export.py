@@ -22,10 +22,16 @@ from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
 from selfcest_training.credit import Credit, Replayed, Rloo, make_assigner
 from selfcest_training.credit.offline import in_groups
-from selfcest_training.export.prime_rl import TrainingSample, read_samples, training_samples, write_samples
-from selfcest_training.export.stored import Credited, credited, group_of
-from selfcest_training.export.trl import Rollouts, idle_row, micro_batches, opened_trainer, rows_of
-from selfcest_training.export.verl import batch_of, read_batch, write_batch
+from selfcest_training.export.prime_rl import TrainingSample, build_training_samples, read_samples, write_samples
+from selfcest_training.export.stored import CreditedSamples, build_credited_samples, get_group_id
+from selfcest_training.export.trl import (
+    TrlRolloutWorker,
+    build_rows,
+    make_padding_row,
+    open_trainer,
+    split_micro_batches,
+)
+from selfcest_training.export.verl import build_batch, read_batch, write_batch
 from selfcest_training.learner.batch import Sample, build_samples
 from selfcest_training.learner.options import Denominator
 from selfcest_training.run.job import Job, JobId
@@ -36,8 +42,8 @@ _TALKATIVE = agent(ROOT.child(1), turn((7,), (16, 17)), turn((8, 9), (18, 19)))
 EPISODES = (_SHORT, replace(_LONG, agents=(*_LONG.agents[:2], _TALKATIVE)))  # of 8 and 10 tokens
 
 
-def data(credit: str = "rloo", denominator: Denominator = Denominator.CONSTANT, **options: Any) -> Credited:
-    return credited(
+def data(credit: str = "rloo", denominator: Denominator = Denominator.CONSTANT, **options: Any) -> CreditedSamples:
+    return build_credited_samples(
         in_groups(EPISODES, "here"),
         make_assigner(credit, options, where="options"),
         denominator=denominator,
@@ -73,19 +79,19 @@ def test_samples_are_those_of_our_learner() -> None:
     assert sorted(sums(found.samples).values()) == pytest.approx([-0.75 / 20] * 10 + [0.75 / 20] * 8)
     by_own = sums(data(denominator=Denominator.EPISODE_MEAN).samples)
     assert sorted(by_own.values()) == pytest.approx([-0.75 / 2 / 10] * 10 + [0.75 / 2 / 8] * 8)
-    assert {group_of(sample.episode_id) for sample in found.samples} == {"s0.g0"}
+    assert {get_group_id(sample.episode_id) for sample in found.samples} == {"s0.g0"}
 
 
 def test_turns_of_replays_are_exported_with_their_group() -> None:
     asked = [Replay.of(e.episode_id, {ROOT.child(i): Intervention.RESAMPLE}) for e in EPISODES for i in range(2)]
     stored = in_groups([*(three_agents(str(replay), 0.5) for replay in asked), *EPISODES], "here")
     scheme = make_assigner("branches", {"samples": 1}, where="options")
-    found = credited(stored, scheme, denominator=Denominator.CONSTANT, constant=10.0)
+    found = build_credited_samples(stored, scheme, denominator=Denominator.CONSTANT, constant=10.0)
     names = {sample.episode_id for sample in found.samples}
     assert names == {*map(str, asked), *(episode.episode_id for episode in EPISODES)}
-    assert {group_of(sample.episode_id) for sample in found.samples} == {"s0.g0"}
+    assert {get_group_id(sample.episode_id) for sample in found.samples} == {"s0.g0"}
     with pytest.raises(CreditError, match="4 are not in the file"):
-        credited(in_groups(EPISODES, "here"), scheme, denominator=Denominator.CONSTANT, constant=10.0)
+        build_credited_samples(in_groups(EPISODES, "here"), scheme, denominator=Denominator.CONSTANT, constant=10.0)
 
 
 def test_nothing_to_train_is_an_error() -> None:
@@ -96,7 +102,7 @@ def test_nothing_to_train_is_an_error() -> None:
             return Credit({}, excluded=frozenset(super().assign(group, replayed).advantage))
 
     with pytest.raises(RecordError, match="'nobody' excludes every turn"):
-        credited(in_groups(EPISODES, "here"), Nobody(), denominator=Denominator.CONSTANT, constant=1.0)
+        build_credited_samples(in_groups(EPISODES, "here"), Nobody(), denominator=Denominator.CONSTANT, constant=1.0)
 
 
 # verl
@@ -105,7 +111,7 @@ def test_nothing_to_train_is_an_error() -> None:
 @pytest.mark.parametrize("denominator", list(Denominator))
 def test_a_batch_of_verl_is_read_back_and_sums_to_our_loss(tmp_path: Path, denominator: Denominator) -> None:
     made = data("rloo", denominator)
-    write_batch(tmp_path / "b.safetensors", batch_of(made, pad_id=99))
+    write_batch(tmp_path / "b.safetensors", build_batch(made, pad_id=99))
     batch = read_batch(tmp_path / "b.safetensors")
     t = batch.tensors
     assert set(t) == {
@@ -138,9 +144,11 @@ def test_a_batch_of_verl_is_read_back_and_sums_to_our_loss(tmp_path: Path, denom
 def test_verl_has_one_temperature(tmp_path: Path) -> None:
     hot = three_agents("s0.g0.e0", 1.0)
     hot = replace(hot, agents=(*hot.agents[:2], agent(ROOT.child(1), turn((7,), (16, 17), temperature=0.5))))
-    made = credited(in_groups([hot, EPISODES[1]], ""), Rloo(), denominator=Denominator.CONSTANT, constant=1.0)
-    with pytest.raises(ConfigError, match=r"temperatures \[0.5, 1.0\]; verl has one"):
-        batch_of(made)
+    made = build_credited_samples(
+        in_groups([hot, EPISODES[1]], ""), Rloo(), denominator=Denominator.CONSTANT, constant=1.0
+    )
+    with pytest.raises(ConfigError, match=r"temperatures \[0.5, 1.0\]; expected one"):
+        build_batch(made)
 
 
 # prime-rl
@@ -149,7 +157,7 @@ def test_verl_has_one_temperature(tmp_path: Path) -> None:
 @pytest.mark.parametrize("denominator", list(Denominator))
 def test_samples_of_prime_rl_are_read_back_and_sum_to_our_loss(tmp_path: Path, denominator: Denominator) -> None:
     made = data("rloo", denominator)
-    write_samples(tmp_path / "s.bin", training_samples(made))
+    write_samples(tmp_path / "s.bin", build_training_samples(made))
     samples = read_samples(tmp_path / "s.bin")
     for found, sample in zip(samples, made.samples, strict=True):
         assert found.token_ids == sample.token_ids.tolist()
@@ -174,7 +182,7 @@ def test_samples_of_prime_rl_are_read_back_and_sum_to_our_loss(tmp_path: Path, d
 def test_the_wire_is_an_array_in_prime_rl_s_order(tmp_path: Path) -> None:
     import msgspec
 
-    write_samples(tmp_path / "s.bin", training_samples(data())[:1])
+    write_samples(tmp_path / "s.bin", build_training_samples(data())[:1])
     (array,) = msgspec.msgpack.decode((tmp_path / "s.bin").read_bytes())
     assert TrainingSample.__struct_fields__ == (
         *("token_ids", "mask", "logprobs", "temperatures", "env_name", "ref_logprobs", "mm_kwargs", "routed_experts"),
@@ -187,9 +195,9 @@ def test_the_wire_is_an_array_in_prime_rl_s_order(tmp_path: Path) -> None:
 
 
 def test_a_file_that_prime_rl_would_not_take_says_so(tmp_path: Path) -> None:
-    (sample, *_) = training_samples(data())
+    (sample, *_) = build_training_samples(data())
     write_samples(tmp_path / "short.bin", [TrainingSample([1, 2], [True], [0.0, 0.0], [1.0, 1.0], "x")])
-    with pytest.raises(RecordError, match="sample 0 has 2 ids, and a list of another length"):
+    with pytest.raises(RecordError, match="sample 0 has 2 ids and a list of another length"):
         read_samples(tmp_path / "short.bin")
     (tmp_path / "text.bin").write_text("{}", encoding="utf-8")
     with pytest.raises(RecordError, match=r"text.bin holds no training samples of prime-rl"):
@@ -199,7 +207,7 @@ def test_a_file_that_prime_rl_would_not_take_says_so(tmp_path: Path) -> None:
     made = data()
     weightless = replace(made.samples[0], weight=np.zeros(len(made.samples[0]), np.float32))
     with pytest.raises(ConfigError, match=r"s0.g0.e0/root has a turn of weight 0"):
-        training_samples(replace(made, samples=(weightless,)))
+        build_training_samples(replace(made, samples=(weightless,)))
     assert sample.rl_weights is not None
 
 
@@ -244,36 +252,34 @@ def test_without_msgspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("size", "count"), [(6, 1), (7, 1), (9, 3), (2, 5), (1, 40)])
 def test_trl_s_mean_over_a_micro_batch_is_our_sum(size: int, count: int) -> None:
     made = data("to_go", Denominator.EPISODE_MEAN)
-    rows = rows_of(made.samples)
-    batches = micro_batches(rows, size, count)
+    rows = build_rows(made.samples)
+    batches = split_micro_batches(rows, size, count)
     assert [len(batch) for batch in batches] == [size] * count
     found = {}
     for batch in batches:
-        tokens = sum(row.trained for row, _ in batch)
+        tokens = sum(row.trained_tokens for row, _ in batch)
         assert tokens > 0, "TRL divides by them"
         for row, advantage in batch:
             assert row.group in ("s0.g0", "")
             for token in row.token_ids[row.mask] if row.group else ():
                 found[(row.advantage > 0, int(token))] = advantage / tokens / count
     assert found == pytest.approx({(slope > 0, token): slope for (_, token), slope in sums(made.samples).items()})
-    idle = sum(row.trained for batch in batches for row, _ in batch if not row.group)
+    idle = sum(row.trained_tokens for batch in batches for row, _ in batch if not row.group)
     assert idle == max(0, count - len(rows)), "only a micro-batch without anything else has a token that is not ours"
 
 
 def test_a_context_is_a_row_per_distinct_advantage() -> None:
     (sample, *_) = data().samples
     advantages = np.array([0, 0, 0.5, 0.5, 0, 0, 0, -1.0], np.float32)
-    rows = rows_of([replace(sample, advantages=advantages, weight=0.5)])
+    rows = build_rows([replace(sample, advantages=advantages, weight=0.5)])
     assert [(row.advantage, row.mask.nonzero()[0].tolist()) for row in rows] == [(-0.5, [7]), (0.25, [2, 3])]
     assert all(row.token_ids.tolist() == sample.token_ids.tolist() for row in rows)
     assert rows[0].logprobs.tolist() == [0, 0, 0, 0, 0, 0, 0, -1]
 
 
 def test_more_rows_than_places_are_an_error() -> None:
-    with pytest.raises(
-        TrainingError, match="a step has 6 rows, and TRL was promised 1 micro-batches of 5; raise `rows`"
-    ):
-        micro_batches([idle_row(1)] * 6, 5, 1)
+    with pytest.raises(TrainingError, match="a step has 6 rows, and TRL expects 1 micro-batches of 5; raise `rows`"):
+        split_micro_batches([make_padding_row(1)] * 6, 5, 1)
 
 
 @pytest.fixture(scope="module")
@@ -287,11 +293,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({f"{RL}__loss": {"name": "cispo"}}, "TRL's trainer has `clipped` by token alone"),
-        ({f"{RL}__loss": {"options": {"level": "sequence"}}}, "TRL's trainer has `clipped` by token alone"),
-        ({f"{RL}__loss": {"terms": {"entropy": {"weight": -0.1}}}}, "TRL's trainer has `clipped` by token alone"),
+        ({f"{RL}__loss": {"name": "cispo"}}, "only has `clipped` with level `token`"),
+        ({f"{RL}__loss": {"options": {"level": "sequence"}}}, "only has `clipped` with level `token`"),
+        (
+            {f"{RL}__loss": {"terms": {"entropy": {"weight": -0.1}}}},
+            "only has `clipped` with level `token`",
+        ),
         ({f"{RL}__minibatches": 2}, "rl.minibatches is 2"),
-        ({f"{RL}__credit": {"name": "critic"}}, "'critic' looks into the learner"),
+        ({f"{RL}__credit": {"name": "critic"}}, "'critic' needs internals of the learner"),
         ({f"{RL}__max_staleness": 2}, "variants.delegating.rl.max_staleness is 2; set it to 1"),
         ({f"{RL}__sampled_tokens": 500}, "variants.delegating.rl.sampled_tokens is 500; set it to null: TRL ends"),
         ({"compute_tokens": 500000}, "compute_tokens is 500000; set it to null: TRL ends"),
@@ -301,14 +310,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_trl_cannot_do_is_refused(tmp_path: Path, model: Path, changes: dict[str, Any], words: str) -> None:
     with (
         pytest.raises(ConfigError, match=words),
-        opened_trainer(config(tmp_path, **changes), "delegating", 0, model) as trainer,
+        open_trainer(config(tmp_path, **changes), "delegating", 0, model) as trainer,
     ):
-        Rollouts(trainer, rows=8)
+        TrlRolloutWorker(trainer, rows=8)
 
 
 def test_weights_are_taken_whole_or_not_at_all(tmp_path: Path, model: Path) -> None:
-    with opened_trainer(config(tmp_path), "delegating", 0, model) as trainer:
-        rollouts, own = Rollouts(trainer, rows=8), trainer.learner.model
+    with open_trainer(config(tmp_path), "delegating", 0, model) as trainer:
+        rollouts, own = TrlRolloutWorker(trainer, rows=8), trainer.learner.model
         sent = {name: torch.ones_like(tensor) for name, tensor in own.named_parameters()}
         for version in range(2):
             rollouts.send_weights(iter(sent.items()))

@@ -17,7 +17,7 @@ from trl_on_cpu import on_a_cpu
 from selfcest_agents.samplers import make_sampler
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
-from selfcest_training.export.trl import Rollouts, async_grpo_trainer, opened_trainer
+from selfcest_training.export.trl import TrlRolloutWorker, make_async_grpo_trainer, open_trainer
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.rollout_batch import RolloutBatch
 from selfcest_training.trainer import Trainer
@@ -85,7 +85,7 @@ def by_trl(
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
             watch.note(model)
 
-    with opened_trainer(run, "delegating", 0, warm) as trainer:
+    with open_trainer(run, "delegating", 0, warm) as trainer:
         produce = trainer.produce
 
         def noted(step: int) -> RolloutBatch:
@@ -93,8 +93,8 @@ def by_trl(
             return watch.produced[-1]
 
         monkeypatch.setattr(trainer, "produce", noted)
-        made = async_grpo_trainer(
-            Rollouts(trainer, **places),
+        made = make_async_grpo_trainer(
+            TrlRolloutWorker(trainer, **places),
             warm,
             run.folder / "trl",
             bf16=False,
@@ -112,7 +112,7 @@ def by_trl(
 @contextmanager
 def with_a_lag(run: RunConfig, warm: Path) -> Iterator[Trainer]:
     """Our own trainer, each step played with the weights of the step before, as it must be with TRL."""
-    with opened_trainer(run, "delegating", 0, warm) as made:
+    with open_trainer(run, "delegating", 0, warm) as made:
         sampler = make_sampler("transformers", {"dtype": "float32"}).start(made.player.language, made.learner.model)  # type: ignore[attr-defined]
         player = replace(made.player, sampler=sampler)  # type: ignore[type-var]
         rl = replace(made.config, max_staleness=1)
@@ -170,9 +170,9 @@ def test_trl_makes_our_run(
 def test_what_follows_from_the_rollouts_is_not_set_twice(
     tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened_trainer(spec(tmp_path), "delegating", 0, warm) as trainer:
-        with pytest.raises(ConfigError, match="temperature follows from the rollouts, here 1.0; set it there"):
-            async_grpo_trainer(Rollouts(trainer, rows=8), warm, tmp_path, temperature=0.5)
+    with open_trainer(spec(tmp_path), "delegating", 0, warm) as trainer:
+        with pytest.raises(ConfigError, match="temperature follows from the run's config, here 1.0; set it there"):
+            make_async_grpo_trainer(TrlRolloutWorker(trainer, rows=8), warm, tmp_path, temperature=0.5)
         monkeypatch.setenv("WORLD_SIZE", "2")
         with pytest.raises(ConfigError, match="found WORLD_SIZE=2; rollouts and updates alternate in one process"):
-            async_grpo_trainer(Rollouts(trainer, rows=8), warm, tmp_path)
+            make_async_grpo_trainer(TrlRolloutWorker(trainer, rows=8), warm, tmp_path)

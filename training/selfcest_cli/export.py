@@ -41,19 +41,21 @@ def export(
     """
     from selfcest_training.credit import make_assigner
     from selfcest_training.credit.offline import read_groups
-    from selfcest_training.export.stored import credited
+    from selfcest_training.export.stored import build_credited_samples
 
     if out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
     assigner = make_assigner(credit, dict(map(read_option, option or [])), where="--option")
-    data = credited(read_groups(file), assigner, denominator=denominator, constant=loss_denominator_tokens)
+    data = build_credited_samples(
+        read_groups(file), assigner, denominator=denominator, constant=loss_denominator_tokens
+    )
     if format is Format.VERL:
-        from selfcest_training.export.verl import batch_of, write_batch
+        from selfcest_training.export.verl import build_batch, write_batch
 
-        write_batch(out, batch_of(data))
+        write_batch(out, build_batch(data))
     else:
-        from selfcest_training.export.prime_rl import training_samples, write_samples
+        from selfcest_training.export.prime_rl import build_training_samples, write_samples
 
-        write_samples(out, training_samples(data))
+        write_samples(out, build_training_samples(data))
     episodes = len({sample.episode_id for sample in data.samples})
     print(f"{out}: {len(data.samples)} contexts of {episodes} episodes, {data.trained_tokens} tokens that train")

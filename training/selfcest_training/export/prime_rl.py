@@ -1,4 +1,4 @@
-"""Samples as prime-rl has them on their way from its orchestrator to its trainer: msgpack, a list of `TrainingSample`.
+"""Writes samples in the format that prime-rl's orchestrator sends to its trainer: a msgpack list of `TrainingSample`.
 
 The fields are those of prime-rl 0.8.0 (`prime_rl.transports.rollouts.types` at 559b447), in that order, since a sample
 is an array there. `prime_rl.trainer.batch.prepare_batch` packs them.
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from selfcest_env.errors import ConfigError, RecordError, install_hint
-from selfcest_training.export.stored import Credited
+from selfcest_training.export.stored import CreditedSamples
 from selfcest_training.files import atomic_write
 
 try:
@@ -27,9 +27,9 @@ class TrainingSample(msgspec.Struct, array_like=True, omit_defaults=True):
     Attributes:
         token_ids, mask, logprobs, temperatures, advantages: as in `Sample`.
         env_name: the source of its task.
-        rl_weights: what the trainer, which divides by the tokens that train, multiplies a token's loss by.
+        rl_weights: factor of each token's loss, before prime-rl's trainer divides by the number of trained tokens.
 
-    The others are of components and models that this project does not export.
+    The other fields belong to models and components that this project does not export.
     """
 
     token_ids: list[int]
@@ -47,9 +47,9 @@ class TrainingSample(msgspec.Struct, array_like=True, omit_defaults=True):
     advantages: list[float] | None = None
 
 
-def training_samples(data: Credited) -> list[TrainingSample]:
-    """One per context, in order. Raises `ConfigError` for a turn whose weight is 0, which it would count otherwise."""
-    found = []
+def build_training_samples(data: CreditedSamples) -> list[TrainingSample]:
+    """Build one sample per context, in order. Raises `ConfigError` for a turn of weight 0, which prime-rl excludes."""
+    samples = []
     for sample in data.samples:
         weights = data.loss_weights(sample)
         if not np.all(weights[sample.loss_mask]):
@@ -57,7 +57,7 @@ def training_samples(data: Credited) -> list[TrainingSample]:
                 f"{sample.episode_id}/{sample.agent_id} has a turn of weight 0, which prime-rl leaves out of its "
                 "denominator and this project does not; exclude it in the credit scheme"
             )
-        found.append(
+        samples.append(
             TrainingSample(
                 sample.token_ids.tolist(),
                 sample.loss_mask.tolist(),
@@ -68,17 +68,17 @@ def training_samples(data: Credited) -> list[TrainingSample]:
                 advantages=sample.advantages.tolist(),
             )
         )
-    return found
+    return samples
 
 
 def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
-    """A file of them, there whole or not at all."""
+    """Write samples to a file, atomically."""
     with atomic_write(path) as partial:
         partial.write_bytes(msgspec.msgpack.encode(list(samples)))
 
 
 def read_samples(path: Path) -> list[TrainingSample]:
-    """Inverse of `write_samples`. Raises `RecordError` for what prime-rl would not take."""
+    """Read the file of `write_samples`. Raises `RecordError` for content that prime-rl would refuse."""
     try:
         samples = msgspec.msgpack.decode(path.read_bytes(), type=list[TrainingSample])
     except msgspec.DecodeError as error:
@@ -86,5 +86,5 @@ def read_samples(path: Path) -> list[TrainingSample]:
     for i, sample in enumerate(samples):
         streams = (sample.mask, sample.logprobs, sample.temperatures, sample.rl_weights, sample.advantages)
         if any(stream is not None and len(stream) != len(sample.token_ids) for stream in streams):
-            raise RecordError(f"{path}: sample {i} has {len(sample.token_ids)} ids, and a list of another length")
+            raise RecordError(f"{path}: sample {i} has {len(sample.token_ids)} ids and a list of another length")
     return samples

@@ -1,8 +1,8 @@
-"""Stored episodes with credit, as the samples that our learner would train on."""
+"""Turns stored episodes and a credit scheme into the samples that this project's learner would train on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +16,26 @@ from selfcest_training.learner.batch import Sample, build_samples
 from selfcest_training.learner.options import Denominator
 
 
-def group_of(episode_id: str) -> str:
-    """What the episodes of one task share: the id up to its last dot; a replay's is its episode's."""
+def get_group_id(episode_id: str) -> str:
+    """Get the id of an episode's group: the episode's id up to its last dot. A replay has the group of its episode."""
     return root_episode(episode_id).rpartition(".")[0]
 
 
+def sampling_temperatures(samples: Sequence[Sample]) -> list[float]:
+    """List the distinct temperatures at which the trained tokens were sampled, in ascending order."""
+    temperatures: set[float] = set()
+    for sample in samples:
+        temperatures.update(map(float, sample.temperature[sample.loss_mask]))
+    return sorted(temperatures)
+
+
 @dataclass(frozen=True)
-class Credited:
-    """One update's worth of samples.
+class CreditedSamples:
+    """The samples of one update.
 
     Attributes:
-        samples: one per context that trains; their weights count the episodes that there are.
-        records: of their episodes and replays, by id.
+        samples: one per context with trained tokens. Their weights are for an update of exactly these episodes.
+        records: the records of their episodes and replays, by id.
     """
 
     samples: tuple[Sample, ...]
@@ -38,25 +46,35 @@ class Credited:
         return sum(int(sample.loss_mask.sum()) for sample in self.samples)
 
     def loss_weights(self, sample: Sample) -> np.ndarray:
-        """[T] what a trainer that divides by `trained_tokens` multiplies a token's loss by to sum as ours does."""
+        """[T] factor of each token's loss that gives the sum of our learner in a trainer that divides by
+        `trained_tokens`."""
         return np.where(sample.loss_mask, sample.weight * self.trained_tokens, 0).astype(np.float32)
 
 
-def credited(
+def build_credited_samples(
     stored: StoredEpisodes, assigner: CreditAssigner, *, denominator: Denominator, constant: float
-) -> Credited:
-    """Credit of these episodes under a scheme.
+) -> CreditedSamples:
+    """Build the samples of stored episodes with a scheme's credit.
+
+    Args:
+        stored: the episodes and their replays.
+        assigner: the credit scheme.
+        denominator, constant: see `build_samples`.
 
     Raises:
-        NotInRecordsError: something that the scheme needs is not there.
-        ConfigError: episodes without token ids.
-        RecordError: nothing is left to train.
+        NotInRecordsError: the records lack something that the scheme needs.
+        ConfigError: an episode has no token ids.
+        RecordError: the scheme excludes every turn.
     """
     replayed = [replays_of(assigner, group, stored) for group in stored.groups]
-    credits = [credit_of(assigner, *pair, stored) for pair in zip(stored.groups, replayed, strict=True)]
+    credits = [
+        credit_of(assigner, group, records, stored) for group, records in zip(stored.groups, replayed, strict=True)
+    ]
     samples = build_samples(stored.groups, credits, denominator=denominator, constant=constant, replayed=replayed)
     if not samples:
-        raise RecordError(f"credit scheme '{assigner.name}' excludes every turn of these episodes; nothing is left")
-    records = [episode for group in stored.groups for episode in group.episodes]
-    records += [record for of_group in replayed for record in of_group.values()]
-    return Credited(tuple(samples), {record.episode_id: record for record in records})
+        raise RecordError(f"credit scheme '{assigner.name}' excludes every turn of the file; choose another")
+    records: dict[str, EpisodeRecord] = {}
+    for group, replay_records in zip(stored.groups, replayed, strict=True):
+        for record in (*group.episodes, *replay_records.values()):
+            records[record.episode_id] = record
+    return CreditedSamples(tuple(samples), records)

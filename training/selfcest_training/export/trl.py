@@ -1,19 +1,19 @@
 """TRL's `AsyncGRPOTrainer` makes the updates; the player, the engine and the credit of this project make its rows.
 
-A row is a context and those of its turns that share one advantage. Its loss is a mean over the tokens of a micro-batch,
-ours a sum over a denominator that counts episodes; both are of first degree in a positive factor of the advantage. So
-a row's advantage is multiplied by what its tokens weigh in our loss and by what TRL will divide by, and the gradients
-are the same. TRL wants the same number of rows in every step: the others train nothing and are in no denominator.
+A row is one context with those of its turns that share one advantage. TRL's loss is a mean over the tokens of a
+micro-batch; the loss of this project is a sum over a denominator that counts episodes. Both are linear in a positive
+factor of the advantage. So each row's advantage is multiplied by its weight in our loss and by TRL's divisor, and the
+gradients are equal. TRL needs the same number of rows in every step, so the batch is padded with rows without gradient.
 
-TRL asks for step s + 1 before it learns from step s, so step s is played with the weights of step s - 1, never others.
-Nothing overlaps: a step is played when it is asked for.
+TRL asks for step s + 1 before it learns from step s, so step s is always played with the weights of step s - 1.
+Rollouts and updates alternate: a step is played when TRL asks for it.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,7 +34,7 @@ from selfcest_env.errors import ConfigError, TrainingError, install_hint
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RLConfig, RunConfig
 from selfcest_training.credit import fit
-from selfcest_training.export.stored import group_of
+from selfcest_training.export.stored import get_group_id, sampling_temperatures
 from selfcest_training.families import make_families
 from selfcest_training.learner.batch import Sample, mini_batches
 from selfcest_training.learner.losses import Clipped, make_loss_sum
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrlRow:
-    """A context, and those of its trained tokens that share one advantage. Arrays are [T], aligned.
+    """One context with those of its trained tokens that share one advantage. Arrays are [T], aligned.
 
     Attributes:
-        token_ids: of the whole context.
-        mask: True where a token is trained by this row.
-        logprobs: of the sampler, 0 where the mask is False.
-        advantage: that of credit times the weight of a token in our loss.
-        group: see `group_of`; empty for a row without a gradient.
+        token_ids: ids of the whole context.
+        mask: True where this row trains a token.
+        logprobs: the sampler's log-probs, 0 where the mask is False.
+        advantage: the credit times the weight of a token in our loss.
+        group: the id from `get_group_id`; empty for a row without a gradient.
     """
 
     token_ids: np.ndarray
@@ -71,153 +71,168 @@ class TrlRow:
     group: str
 
     @property
-    def trained(self) -> int:
+    def trained_tokens(self) -> int:
         return int(self.mask.sum())
 
 
-def idle_row(trained: int) -> TrlRow:
-    """A row without a gradient: of one token, or of two if one must count as trained."""
-    mask = np.array([False, True]) if trained else np.array([False])
+def make_padding_row(trained_tokens: int) -> TrlRow:
+    """Make a row without a gradient, with 0 or 1 tokens that count as trained."""
+    mask = np.array([False, True]) if trained_tokens else np.array([False])
     return TrlRow(np.zeros(len(mask), np.int64), mask, np.zeros(len(mask), np.float32), 0.0, "")
 
 
-def rows_of(samples: Sequence[Sample]) -> list[TrlRow]:
-    """One row per context and distinct advantage, those of a context together."""
+def build_rows(samples: Sequence[Sample]) -> list[TrlRow]:
+    """Build one row per context and distinct advantage. The rows of a context follow each other."""
     rows = []
     for sample in samples:
         advantages = sample.advantages.astype(np.float64) * sample.weight
         for advantage in np.unique(advantages[sample.loss_mask]):
             mask = sample.loss_mask & (advantages == advantage)
             logprobs = np.where(mask, sample.behavior_logprobs, 0).astype(np.float32)
-            rows.append(TrlRow(sample.token_ids, mask, logprobs, float(advantage), group_of(sample.episode_id)))
+            rows.append(TrlRow(sample.token_ids, mask, logprobs, float(advantage), get_group_id(sample.episode_id)))
     return rows
 
 
-def micro_batches(rows: Sequence[TrlRow], size: int, count: int) -> list[list[tuple[TrlRow, float]]]:
-    """Rows of one optimiser step in `count` micro-batches of `size`, each with the advantage that it has in TRL.
-
-    TRL divides a micro-batch's sum by its trained tokens and by `count`; both are multiplied in here.
+def split_micro_batches(rows: Sequence[TrlRow], size: int, count: int) -> list[list[tuple[TrlRow, float]]]:
+    """Split the rows of one optimiser step into `count` micro-batches of `size` rows with their advantages in TRL.
 
     Raises:
-        TrainingError: there are more rows than places.
+        TrainingError: the step has more than `size * count` rows.
     """
     if len(rows) > size * count:
         raise TrainingError(
-            f"a step has {len(rows)} rows, and TRL was promised {count} micro-batches of {size}; raise `rows` or "
+            f"a step has {len(rows)} rows, and TRL expects {count} micro-batches of {size}; raise `rows` or "
             "`micro_batches`, or lower rl.tasks_per_step or rl.group_size"
         )
     ends = [i * len(rows) // count for i in range(count + 1)]
     batches = []
     for start, end in pairwise(ends):
         batch = list(rows[start:end])
-        batch += [idle_row(trained=int(not batch and i == 0)) for i in range(size - len(batch))]
-        divisor = sum(row.trained for row in batch) * count
+        if not batch:
+            # TRL divides by the trained tokens of a micro-batch, so an empty one needs a token that counts.
+            batch.append(make_padding_row(trained_tokens=1))
+        batch += [make_padding_row(trained_tokens=0)] * (size - len(batch))
+        # TRL divides the sum of a micro-batch by its trained tokens and by the number of micro-batches.
+        divisor = sum(row.trained_tokens for row in batch) * count
         batches.append([(row, row.advantage * divisor) for row in batch])
     return batches
 
 
-class Rollouts:
-    """The steps of a `Trainer` as TRL's `rollout_worker`, and its weights as TRL's `weight_transfer`.
+class TrlRolloutWorker:
+    """Plays the steps of a `Trainer` as TRL's `rollout_worker`, and takes TRL's weights as its `weight_transfer`.
 
     Args:
-        trainer: plays and credits; its own updates are not made, and its learner's model holds what TRL sends.
-        rows: of a micro-batch.
-        micro_batches: of a step.
+        trainer: plays and credits the episodes. It makes no updates; its learner's model holds TRL's weights.
+        rows: rows per micro-batch.
+        micro_batches: micro-batches per step.
 
     Raises:
-        ConfigError: a stage or a loss that TRL's trainer cannot carry out.
+        ConfigError: the trainer has a stage or a loss that TRL's trainer cannot carry out.
     """
 
     def __init__(self, trainer: Trainer, *, rows: int, micro_batches: int = 1) -> None:
-        _clipping(trainer.config)
+        _get_clip_range(trainer.config)
         if trainer.stages.credit.internals:
             raise ConfigError(
-                f"credit scheme '{trainer.stages.credit.name}' looks into the learner, which is TRL's here; take a "
-                "scheme that needs records alone"
+                f"credit scheme '{trainer.stages.credit.name}' needs internals of the learner, which is TRL's here; "
+                "choose a scheme that only needs records"
             )
         if not isinstance(trainer.learner, Learner):
             raise ConfigError(
-                "the trainer learns on ranks of its own, and TRL sends its weights to a model of this process"
+                "the trainer's learner runs on ranks, and TRL sends its weights to a model of this process; remove "
+                "`cluster` from the config"
             )
         if has_lora(trainer.learner.model):
-            raise ConfigError("the trainer's model has a LoRA adapter; give one without, and TRL its own peft_config")
-        self.trainer, self.learner = trainer, trainer.learner
-        self.rows, self.micro_batches = rows, micro_batches
-        self.rollout_buffer: queue.Queue[Any] = _OnDemand(self._next)
+            raise ConfigError("the trainer's model has a LoRA adapter; remove it, and give TRL a peft_config")
+        self.trainer = trainer
+        self.learner = trainer.learner
+        self.rows = rows
+        self.micro_batches = micro_batches
+        self.rollout_buffer: queue.Queue[Any] = _LazyQueue(self._make_samples)
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
-        self._version = self._updates = 0
-        self._found: dict[str, float] = {}
+        self._model_version = 0
+        self._updates = 0
+        self._step_metrics: dict[str, float] = {}
 
     # TRL's RolloutWorkerProtocol
 
     def start(self) -> None:
-        """Nothing runs ahead."""
+        """Do nothing: no rollouts run ahead."""
 
     def stop(self) -> None:
-        """Nothing runs on."""
+        """Do nothing: no rollouts run ahead."""
 
     def update_model_version(self, model_version: int) -> None:
-        """Later rows carry this number."""
-        self._version = model_version
+        """Set the version number that later rows carry."""
+        self._model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Steps are played by who asks for them, where an error is raised at once."""
+        """Do nothing: an error of a rollout is raised where TRL asks for rows."""
 
     # TRL's WeightTransferProtocol
 
     def init_weight_transfer(self) -> None:
-        """The weights go from one model of this process to another."""
+        """Do nothing: both models are in this process."""
 
     def pause(self) -> None:
-        """Nothing plays while TRL learns."""
+        """Do nothing: no rollouts run while TRL learns."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
-        """Copy TRL's weights into the trainer's model. Raises `PolicyError` unless they are that model's."""
+        """Copy TRL's weights into the trainer's model. Raises `PolicyError` if names or shapes differ from it."""
         model = self.learner.model
-        own, given = dict(model.named_parameters()), dict(iterator)
-        check_weights(*({name: tensor.shape for name, tensor in side.items()} for side in (given, own)))
+        parameters = dict(model.named_parameters())
+        new_weights = dict(iterator)
+        new_shapes = {name: tensor.shape for name, tensor in new_weights.items()}
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        check_weights(new_shapes, shapes)
         with torch.no_grad():
-            for name, tensor in given.items():
-                own[name].copy_(tensor)
+            for name, tensor in new_weights.items():
+                parameters[name].copy_(tensor)
+        # By these version counters a sampler notices that its packed copy of the weights is stale.
         increment_version(model.parameters())
         self.trainer.sampler.sync(model, self._updates)
         self._updates += 1
 
     def resume(self) -> None:
-        """See `pause`."""
+        """Do nothing: see `pause`."""
 
     def destroy(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     # Steps
 
-    def _next(self) -> list[Any]:
-        """The `RolloutSample`s of the next step; behind the last one some that nobody learns from."""
+    def _make_samples(self) -> list[Any]:
+        """Play the next step and return its `RolloutSample`s; after the last step these are only padding."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        if self._found:  # of the step before, which TRL is about to learn from
-            self.metrics_queue.put(self._found)
-            self._found = {}
-        rows = self._play() if self.trainer.next_step < self.trainer.config.steps else []
-        names = {name: i for i, name in enumerate(dict.fromkeys(row.group for row in rows))}
-        return [
-            RolloutSample(
-                prompt=[],
-                completion=[],
-                input_ids=row.token_ids,
-                completion_mask=row.mask.astype(np.int64),
-                old_log_probs=row.logprobs,
-                advantage=advantage,
-                model_version=self._version,
-                group_id=names.get(row.group, -1),
-                metrics={},
-            )
-            for batch in micro_batches(rows, self.rows, self.micro_batches)
-            for row, advantage in batch
-        ]
+        # TRL asks for this step right before it learns from the previous one, so these metrics belong to its log row.
+        if self._step_metrics:
+            self.metrics_queue.put(self._step_metrics)
+            self._step_metrics = {}
+        rows = self._play_step() if self.trainer.next_step < self.trainer.config.steps else []
+        groups = dict.fromkeys(row.group for row in rows)
+        group_numbers = {group: number for number, group in enumerate(groups)}
+        samples = []
+        for batch in split_micro_batches(rows, self.rows, self.micro_batches):
+            for row, advantage in batch:
+                sample = RolloutSample(
+                    prompt=[],
+                    completion=[],
+                    input_ids=row.token_ids,
+                    completion_mask=row.mask.astype(np.int64),
+                    old_log_probs=row.logprobs,
+                    advantage=advantage,
+                    model_version=self._model_version,
+                    group_id=group_numbers.get(row.group, -1),
+                    metrics={},
+                )
+                samples.append(sample)
+        return samples
 
-    def _play(self) -> list[TrlRow]:
-        trainer, config, scheme = self.trainer, self.trainer.config, self.trainer.stages.credit
+    def _play_step(self) -> list[TrlRow]:
+        trainer = self.trainer
+        config = trainer.config
+        scheme = trainer.stages.credit
         step = trainer.next_step
         rollouts = trainer.produce(step)
         credit = credit_step(scheme, rollouts.train_groups, rollouts.replayed)
@@ -232,72 +247,63 @@ class Rollouts:
             planned_episodes=rollouts.planned_episodes,
             replayed=records_of(rollouts.replayed),
         )
-        hot = sorted({float(value) for sample in samples for value in sample.temperature[sample.loss_mask]})
-        assert all(np.isclose(value, config.temperature) for value in hot), hot
+        temperatures = sampling_temperatures(samples)
+        assert all(np.isclose(temperature, config.temperature) for temperature in temperatures), temperatures
         trainer.next_step += 1
-        found = {**describe(rollouts.groups), **rollouts.diagnostics(), **credit.diagnostics()}
-        found["policy_lag"] = rollouts.staleness(step)
-        self._found = {f"selfcest/{name}": value for name, value in found.items()}
-        return rows_of(samples)
+        metrics = {**describe(rollouts.groups), **rollouts.diagnostics(), **credit.diagnostics()}
+        metrics["policy_lag"] = rollouts.staleness(step)
+        self._step_metrics = {f"selfcest/{name}": value for name, value in metrics.items()}
+        return build_rows(samples)
 
 
-class _OnDemand(queue.Queue[Any]):
-    """A queue that is filled by who finds it empty."""
+class _LazyQueue(queue.Queue[Any]):
+    """A queue that calls `produce` for more items when `get` finds it empty."""
 
-    def __init__(self, fill: Any) -> None:
+    def __init__(self, produce: Callable[[], Iterable[Any]]) -> None:
         super().__init__()
-        self._fill = fill
+        self._produce = produce
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         if self.empty():
-            for item in self._fill():
+            for item in self._produce():
                 self.put(item)
         return super().get(block, timeout)
 
 
-def _clipping(config: RLConfig) -> tuple[float, float]:
-    """Lower and upper bound of the loss's ratio. Raises `ConfigError` for a config that TRL's trainer does not have."""
+def _get_clip_range(config: RLConfig) -> tuple[float, float]:
+    """Get the lower and upper clip range of the ratio. Raises `ConfigError` for a loss that TRL's trainer lacks."""
     policy = make_loss_sum(config.loss).policy
-    plain = isinstance(policy, Clipped) and policy.delta is None and policy.level == "token"
-    if not isinstance(policy, Clipped) or not plain or config.loss.terms or config.loss.importance.on:
+    is_token_clipped = isinstance(policy, Clipped) and policy.delta is None and policy.level == "token"
+    # The second isinstance is for the type checker.
+    if not isinstance(policy, Clipped) or not is_token_clipped or config.loss.terms or config.loss.importance.on:
         raise ConfigError(
-            f"rl.loss is {config.loss}; TRL's trainer has `clipped` by token alone: no delta, importance or terms"
+            f"rl.loss is {config.loss}; TRL's trainer only has `clipped` with level `token`, without delta, "
+            "importance or terms"
         )
     if config.minibatches != 1:
         raise ConfigError(
-            f"rl.minibatches is {config.minibatches}; TRL's trainer makes one update of a step: set it to 1"
+            f"rl.minibatches is {config.minibatches}; TRL's trainer makes one update per step: set it to 1"
         )
     return policy.clip_low, policy.clip_high
 
 
 @contextmanager
-def opened_trainer(config: RunConfig, variant: str, seed: int, model: Path | str) -> Iterator[Trainer]:
-    """The `Trainer` of one job of a run's config, from a folder of weights, as `warmstart_model` of a job.
+def open_trainer(config: RunConfig, variant: str, seed: int, model: Path | str) -> Iterator[Trainer]:
+    """Open the `Trainer` of one job with weights from a folder, as a job's `warmstart_model`. It writes no files.
 
-    Its engine is started here and ended on leaving. Nothing is written.
+    The engine starts here and ends on leaving the context.
 
     Raises:
-        ConfigError: as for the run, and for what TRL would not heed.
+        ConfigError: the config is wrong for a run, or has an option that TRL's trainer ignores.
     """
-    rl, language = config.variants[variant].rl, language_of(config.model)
-    for name, found, expected in (
-        (
-            f"variants.{variant}.rl.max_staleness",
-            rl.max_staleness if rl.max_staleness > 1 else None,
-            "1, as it always is with TRL's trainer",
-        ),
-        (f"variants.{variant}.rl.sampled_tokens", rl.sampled_tokens, "null: TRL ends after rl.steps"),
-        ("compute_tokens", config.compute_tokens, "null: TRL ends after rl.steps"),
-        ("lora", config.lora, "null, and give TRL a peft_config"),
-    ):
-        if found is not None:
-            raise ConfigError(f"{name} is {found}; set it to {expected}")
-    spec, reward = (
-        make_sampler(config.sampler.name, config.sampler.options),
-        make_reward(config.reward.name, **config.reward.options),
-    )
+    rl = config.variants[variant].rl
+    _refuse_ignored_options(config, variant)
+    language = language_of(config.model)
+    spec = make_sampler(config.sampler.name, config.sampler.options)
+    reward = make_reward(config.reward.name, **config.reward.options)
     check_contexts(config, variant, language, spec)
-    stages, families = make_stages(rl, f"variants.{variant}.rl"), make_families(config.tasks, "train")
+    stages = make_stages(rl, f"variants.{variant}.rl")
+    families = make_families(config.tasks, "train")
     menu = task_menu(config, variant, families)
     check_menu(stages.tasks, menu)
     weights = language.load(seed, Path(model))
@@ -306,27 +312,42 @@ def opened_trainer(config: RunConfig, variant: str, seed: int, model: Path | str
     learner = Learner(weights, rl.optimizer, pad_id=0, micro_batch_tokens=config.micro_batch_tokens)
     account = JobAccount(TrainState(), rl, None)
     try:
-        rl = replace(rl, max_staleness=0)  # the trainer itself runs nothing ahead
+        # The staleness of 1 comes from the order in which TRL asks for steps. The trainer itself runs none ahead.
+        rl = replace(rl, max_staleness=0)
         with Trainer(player, sampler, learner, menu, stages, rl, account, seed=seed) as trainer:
             yield trainer
     finally:
         player.close()
 
 
-def async_grpo_trainer(
-    rollouts: Rollouts, model: Path | str, output_dir: Path | str, **arguments: Any
+def _refuse_ignored_options(config: RunConfig, variant: str) -> None:
+    """Raise `ConfigError` for an option that TRL's trainer would ignore."""
+    where = f"variants.{variant}.rl"
+    rl = config.variants[variant].rl
+    if rl.max_staleness > 1:
+        raise ConfigError(f"{where}.max_staleness is {rl.max_staleness}; set it to 1: TRL's trainer always has 1")
+    if rl.sampled_tokens is not None:
+        raise ConfigError(f"{where}.sampled_tokens is {rl.sampled_tokens}; set it to null: TRL ends after rl.steps")
+    if config.compute_tokens is not None:
+        raise ConfigError(f"compute_tokens is {config.compute_tokens}; set it to null: TRL ends after rl.steps")
+    if config.lora is not None:
+        raise ConfigError(f"lora is {config.lora}; set it to null, and give TRL a peft_config")
+
+
+def make_async_grpo_trainer(
+    worker: TrlRolloutWorker, model: Path | str, output_dir: Path | str, **arguments: Any
 ) -> AsyncGRPOTrainer:
-    """TRL's trainer with these rollouts, on one process; `.train()` trains `config.steps` steps.
+    """Make TRL's trainer, on one process, for the rows of a worker. Its `.train()` trains `config.steps` steps.
 
     Args:
-        rollouts: what it learns from.
-        model: the folder that the rollouts' trainer began with, or a name that transformers loads.
-        output_dir: TRL's.
-        arguments: fields of `AsyncGRPOConfig`; those that the rollouts decide are refused. Rates, moments, decay and
-            clipping of the optimiser are by default those of the trainer's, without its schedule.
+        worker: plays the steps.
+        model: the folder of the weights that the worker's trainer began with, or a name that transformers loads.
+        output_dir: TRL's `output_dir`.
+        arguments: fields of `AsyncGRPOConfig` that do not follow from the worker. Learning rate, betas, weight decay
+            and gradient clipping are by default those of the worker's trainer, without its schedule.
 
     Raises:
-        ConfigError: TRL is not installed, more than one process, or an argument that is not to be set.
+        ConfigError: TRL is not installed, there is more than one process, or an argument follows from the worker.
     """
     try:
         from datasets import Dataset
@@ -339,20 +360,22 @@ def async_grpo_trainer(
             f"found WORLD_SIZE={processes}; rollouts and updates alternate in one process with this integration, "
             "so start one process only"
         )
-    config = rollouts.trainer.config
-    low, high = _clipping(config)
-    ours = {
+    config = worker.trainer.config
+    clip_low, clip_high = _get_clip_range(config)
+    fixed = {
         "max_steps": config.steps,
         "temperature": config.temperature,
-        "epsilon": low,
-        "epsilon_high": high,
-        "token_budget": 0,  # else it asks a server of vLLM for one
-        "per_device_train_batch_size": rollouts.rows,
-        "gradient_accumulation_steps": rollouts.micro_batches,
-        "max_staleness": 1,  # later micro-batches of a step are taken after the update that it was played before
+        "epsilon": clip_low,
+        "epsilon_high": clip_high,
+        # With another value TRL asks a vLLM server for the budget.
+        "token_budget": 0,
+        "per_device_train_batch_size": worker.rows,
+        "gradient_accumulation_steps": worker.micro_batches,
+        # TRL takes later micro-batches of a step after the update that the step was played before.
+        "max_staleness": 1,
         "weight_sync_steps": 1,
     }
-    optimizer = rollouts.learner.config
+    optimizer = worker.learner.config
     defaults = {
         "learning_rate": optimizer.learning_rate,
         "adam_beta1": optimizer.beta1,
@@ -360,12 +383,13 @@ def async_grpo_trainer(
         "weight_decay": optimizer.weight_decay,
         "max_grad_norm": optimizer.max_grad_norm,
     }
-    if clash := sorted(ours.keys() & arguments):
-        raise ConfigError(f"{clash[0]} follows from the rollouts, here {ours[clash[0]]!r}; set it there")
+    for name in sorted(fixed.keys() & arguments):
+        raise ConfigError(f"{name} follows from the run's config, here {fixed[name]!r}; set it there")
     return AsyncGRPOTrainer(
         model=str(model),
-        args=AsyncGRPOConfig(str(output_dir), **{**defaults, **ours, **arguments}),
-        train_dataset=Dataset.from_dict({"prompt": [""]}),  # it wants one, and reads nothing of it
-        rollout_worker=rollouts,
-        weight_transfer=rollouts,
+        args=AsyncGRPOConfig(str(output_dir), **{**defaults, **fixed, **arguments}),
+        # TRL requires a data set, but takes its rows from the rollout worker.
+        train_dataset=Dataset.from_dict({"prompt": [""]}),
+        rollout_worker=worker,
+        weight_transfer=worker,
     )
