@@ -28,11 +28,11 @@ from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.stats.decision import outcome_of
 from selfcest_eval.stats.decision_table import ForcedTriple, find_forced_triples
-from selfcest_methods.bandit import Bandit, judged_reward
+from selfcest_methods.bandit import Bandit, compute_reward
 from selfcest_methods.decide_first import DecideFirst
 from selfcest_methods.deciding import rest, word_in
 from selfcest_methods.modes import Modes
-from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
+from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call, split_lines
 from selfcest_methods.planner import ROLES, Planner
 from selfcest_methods.scale import Scale
 from selfcest_methods.thread_count import ThreadCount
@@ -322,14 +322,14 @@ def test_everything_hard_or_nothing() -> None:
 
 
 def test_plans_and_scores_as_they_come() -> None:
-    def call(*replies: str | None) -> Asked:
-        return Asked((CloneRequest("x"),) * len(replies), replies)
+    def call(*replies: str | None) -> JoinedCall:
+        return JoinedCall((CloneRequest("x"),) * len(replies), replies)
 
     scale = Scale(parts=2)
-    assert scale.plan("T", call(None)) == ["T"]
-    assert scale.plan("T", call("- a; 2) b\n\nc")) == ["a", "b; c"]
-    assert scale.hard(call("3", None, "who knows", "from 0 to 10: 5")) == [False, True, True, True]
-    assert scale.hard(call("2/10", "-3", "+7", "1. score: 2", "2 or 3")) == [False, True, True, False, True]
+    assert scale.parse_plan("T", call(None)) == ["T"]
+    assert scale.parse_plan("T", call("- a; 2) b\n\nc")) == ["a", "b; c"]
+    assert scale.find_hard_parts(call("3", None, "who knows", "from 0 to 10: 5")) == [False, True, True, True]
+    assert scale.find_hard_parts(call("2/10", "-3", "+7", "1. score: 2", "2 or 3")) == [False, True, True, False, True]
 
 
 def test_a_difficulty_that_cannot_be_read_is_no_executed_script() -> None:
@@ -374,7 +374,7 @@ def test_a_script_that_could_not_call_all_its_clones_is_refused(strategy: Strate
             PlayContext(replace(LIMITS, max_clones=clones, max_clones_per_call=per_call), 0.8, EXPERT, HERMES)
         )
     few = PlayContext(replace(LIMITS, max_clones=clones - 1), 0.8, EXPERT, HERMES)
-    words = rf"limits.max_clones is {clones - 1}, and the script may start {clones} clones, {widest} at once; raise it"
+    words = rf"limits.max_clones is {clones - 1}, and the script may start {clones} clones, {widest} at once; raise"
     with pytest.raises(ConfigError, match=words):
         strategy.check(few)
 
@@ -387,7 +387,7 @@ def test_a_script_starts_no_more_clones_than_it_says() -> None:
         (planner, lambda _: "Answer: analyst: go on"),
     ):
         (record,) = play(strategy, say)
-        assert (record.cost.clones, strategy.executed((record,))) == (strategy.clones, True)
+        assert (record.cost.clones, strategy.executed((record,))) == (strategy.max_script_clones, True)
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
@@ -396,22 +396,22 @@ def test_every_strategy_as_it_comes_may_be_played_under_the_limits_as_they_come(
 
 
 @dataclass(frozen=True)
-class Own(Orchestrated):
+class Own(OrchestratedStrategy):
     """A script of one's own, which does not say how many clones it starts: two at once, then nobody."""
 
     @property
-    def turns(self) -> int:
+    def script_turns(self) -> int:
         return 9
 
     @property
-    def widest(self) -> int:
+    def max_call_size(self) -> int:
         return 2
 
-    def found(self, past: Sequence[Asked]) -> str | None:
-        return past[-1].replies[0] if past else None
+    def best_answer(self, calls: Sequence[JoinedCall]) -> str | None:
+        return calls[-1].replies[0] if calls else None
 
-    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
-        return Answer(self.found(past) or NOTHING) if past else call(task, task)
+    def next_action(self, task: str, keys: tuple[str, ...], calls: Sequence[JoinedCall]) -> Action:
+        return Answer(self.best_answer(calls) or NO_ANSWER) if calls else make_call(task, task)
 
 
 def test_a_script_that_does_not_say_its_clones_is_held_to_its_widest_call_alone() -> None:
@@ -425,7 +425,7 @@ def test_who_changes_a_script_raises_its_version() -> None:
     """Else a study that is resumed would mix what was played by both. Raise it, then pin what is played now."""
     says: dict[Strategy, Say] = {Scale(): scales, Bandit(): lambda _: "Answer: 1 1", Planner(): plans}  # type: ignore[dict-item]
     played = [(objectives(record), record.answer) for s, say in says.items() for record in play(s, say)]
-    assert (Orchestrated.version, digest(played)) == (1, "3e4c6021fd2e86b4b86d9bf944b90664")
+    assert (OrchestratedStrategy.version, digest(played)) == (1, "3e4c6021fd2e86b4b86d9bf944b90664")
 
 
 def test_equal_threads_are_refused() -> None:
@@ -448,13 +448,13 @@ def test_the_bandit_by_hand() -> None:
 
 
 def test_a_judge_that_is_unsure_counts_less() -> None:
-    assert judged_reward("0.8 1") == pytest.approx(0.8)
-    assert judged_reward("value 0.8, sure 0.9") == pytest.approx(0.8 * (1 + 0.9 * math.log(0.9) + 0.1 * math.log(0.1)))
-    assert judged_reward("0.8 0.5") == pytest.approx(0.8 * (1 - math.log(2)))
-    assert judged_reward("8/10 100%") == pytest.approx(0.8)
-    assert judged_reward("1. value: 0.8\n2. sure: 1") == pytest.approx(0.8)
-    assert judged_reward("0 1") == 0.0
-    assert [judged_reward(text) for text in ("0.8", "good", None, "7 1", "-0.8 1")] == [None] * 5
+    assert compute_reward("0.8 1") == pytest.approx(0.8)
+    assert compute_reward("value 0.8, sure 0.9") == pytest.approx(0.8 * (1 + 0.9 * math.log(0.9) + 0.1 * math.log(0.1)))
+    assert compute_reward("0.8 0.5") == pytest.approx(0.8 * (1 - math.log(2)))
+    assert compute_reward("8/10 100%") == pytest.approx(0.8)
+    assert compute_reward("1. value: 0.8\n2. sure: 1") == pytest.approx(0.8)
+    assert compute_reward("0 1") == 0.0
+    assert [compute_reward(text) for text in ("0.8", "good", None, "7 1", "-0.8 1")] == [None] * 5
 
 
 def test_a_judge_that_is_not_understood_is_a_try_without_a_reward() -> None:
@@ -548,19 +548,20 @@ def test_an_answer_of_a_plan_is_whole() -> None:
     for answer in ("Paris; Lyon", "| a | b |\n| 1 | 2 |", "1. first\n2. second; third", "x: 1\ny: 2"):
         (record,) = play(planner, lambda o, answer=answer: f"Answer: done: {answer}")
         assert record.answer == answer
-    assert planner.done("1. Done: 7\nchecker: Add; done: 8") == "7"
-    assert planner.done("analyst: Add; done: 8") == "8"
-    assert [planner.done(text) for text in ("analyst: is it done: no", "done:", "abandone: 7", "", None)] == [None] * 5
+    assert planner.parse_answer("1. Done: 7\nchecker: Add; done: 8") == "7"
+    assert planner.parse_answer("analyst: Add; done: 8") == "8"
+    without_answer = ("analyst: is it done: no", "done:", "abandone: 7", "", None)
+    assert [planner.parse_answer(text) for text in without_answer] == [None] * 5
 
 
 def test_a_part_of_a_plan_is_whole() -> None:
     plan = "1. analyst: Add 2 and 3; then double: it; 2) checker: Count\n- Researcher: Look"
-    assert Planner().jobs(plan) == [
+    assert Planner().parse_jobs(plan) == [
         ("analyst", "Add 2 and 3; then double: it"),
         ("checker", "Count"),
         ("researcher", "Look"),
     ]
-    assert Planner().jobs("analyst: Add; done: 8") == []
+    assert Planner().parse_jobs("analyst: Add; done: 8") == []
 
 
 @pytest.mark.parametrize(
@@ -576,9 +577,9 @@ def test_a_planner_that_is_not_understood_is_no_executed_script(told: str) -> No
 def test_roles_in_bold_are_roles() -> None:
     plan = "1. **Researcher**: find **x**\n- *analyst*: Add; **Checker:** Look\n**cook**: Boil an egg"
     jobs = [("researcher", "find **x**"), ("analyst", "Add"), ("checker", "Look")]
-    assert Planner().jobs(plan) == jobs
-    assert [Planner().done(f"{head} 7") for head in ("**Done**:", "**done:**", "* **done**:")] == ["7"] * 3
-    assert Planner().done("done: 7\n**analyst:** Add") == "7"
+    assert Planner().parse_jobs(plan) == jobs
+    assert [Planner().parse_answer(f"{head} 7") for head in ("**Done**:", "**done:**", "* **done**:")] == ["7"] * 3
+    assert Planner().parse_answer("done: 7\n**analyst:** Add") == "7"
 
 
 def test_workers_may_delegate_where_depth_lets_them() -> None:
@@ -601,8 +602,8 @@ def test_roles_are_names() -> None:
 
 
 def test_lines() -> None:
-    assert lines_of(" 1. a\n- b; 3) c\n\n") == ["a", "b", "c"]
-    assert lines_of(None) == []
+    assert split_lines(" 1. a\n- b; 3) c\n\n") == ["a", "b", "c"]
+    assert split_lines(None) == []
 
 
 # All

@@ -32,7 +32,7 @@ from selfcest_eval.play.study import Study
 from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import curves_of, rows_of
 from selfcest_methods.board import NoteBoard
-from selfcest_methods.orchestrated import Orchestrated
+from selfcest_methods.orchestrated import OrchestratedStrategy
 from selfcest_methods.playbook import Bullet, Playbook, name_of
 from selfcest_methods.v0_router import V0Router
 from selfcest_training.config_file import parse_as
@@ -281,7 +281,7 @@ def test_reminders_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scripts_of_another_version_are_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = names(SCRIPTS | {"delegate": {}})
-    for kind in (Orchestrated, NoteBoard):
+    for kind in (OrchestratedStrategy, NoteBoard):
         assert kind.version
         monkeypatch.setattr(kind, "version", 99)
     after = names(SCRIPTS | {"delegate": {}})

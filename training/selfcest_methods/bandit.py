@@ -1,7 +1,12 @@
-"""`bandit` lets a bandit choose which instruction works next, after SYMPHONY (Zhu et al., arXiv 2601.22623, sections
-3.3 and 3.5). If it works, later pulls go to the instruction whose answers the judge rates highest.
+"""`bandit` chooses with a UCB bandit how the next clone is told to work, and has another clone judge each answer.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: SYMPHONY (Zhu et al., arXiv 2601.22623, sections 3.3 and 3.5). There the arms are different models in a tree
+search. Here they are instructions to the same weights, and the search is one level deep. docs/methods.md has the rest.
+
+    bound(arm) = mean reward + alpha * sqrt(ln(1 + N) / (1 + n)),   N pulls in all, n of the arm
+    reward = Z * (1 - H(C)),   the judged value Z and the entropy H of the judge's confidence C
+
+Expected effect: later pulls go to the instruction whose answers the judge rates highest.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
-from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call
+from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call
 from selfcest_methods.score_text import read_scores
 
 ARMS = ("Think step by step.", "Write an equation and solve it.", "Guess, then check your guess.")
@@ -22,13 +27,13 @@ ARMS = ("Think step by step.", "Write an equation and solve it.", "Guess, then c
 
 @stored_as("selfcest_training.evaluation.bandit:Bandit", arms="arms", rounds="rounds", alpha="alpha")
 @dataclass(frozen=True)
-class Bandit(Orchestrated, Checked):
-    """Asks one clone after the other, has each judged, and chooses by a bandit how the next one is told to work.
+class Bandit(OrchestratedStrategy, Checked):
+    """Each round asks one clone to solve the task and another one to judge its answer.
 
     Attributes:
         arms: instructions; `None`: `ARMS`.
-        rounds: of one clone and its judge each.
-        alpha: how much what has seldom been tried is preferred.
+        rounds: number of rounds.
+        alpha: weight of exploration.
     """
 
     arms: tuple[str, ...] | None = None
@@ -45,63 +50,68 @@ class Bandit(Orchestrated, Checked):
         return ARMS if self.arms is None else self.arms
 
     @property
-    def turns(self) -> int:
+    def script_turns(self) -> int:
         return 2 * self.rounds + 1
 
     @property
-    def clones(self) -> int:
+    def max_script_clones(self) -> int:
         return 2 * self.rounds
 
-    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
-        if len(past) == 2 * self.rounds:
-            return Answer(self.found(past) or NOTHING)
-        if len(past) % 2:
-            answer = past[-1].replies[0] or NOTHING
-            return call(
+    def next_action(self, task: str, keys: tuple[str, ...], calls: Sequence[JoinedCall]) -> Action:
+        if len(calls) == 2 * self.rounds:
+            return Answer(self.best_answer(calls) or NO_ANSWER)
+        # Calls alternate: one that solves, one that judges.
+        if len(calls) % 2:
+            answer = calls[-1].replies[0] or NO_ANSWER
+            return make_call(
                 "How good is this answer? Answer with two numbers from 0 to 1: its value, and how sure you are.\n"
                 f"Task: {task}\nAnswer: {answer}",
                 keys=keys,
             )
-        return call(f"{self.instructions[self.choose_arm(self.pulls(past))]}\nTask: {task}", keys=keys)
+        instruction = self.instructions[self.choose_arm(self.get_pulls(calls))]
+        return make_call(f"{instruction}\nTask: {task}", keys=keys)
 
-    def found(self, past: Sequence[Asked]) -> str | None:
-        answers = [call.replies[0] for call in past[::2]]
-        rewards = [reward for _, reward in self.pulls(past)]
-        judged = [(i, reward) for i, reward in enumerate(rewards) if reward is not None and answers[i] is not None]
-        best = max(judged, key=lambda pair: (pair[1], -pair[0]), default=None)
-        return next((a for a in answers if a is not None), None) if best is None else answers[best[0]]
+    def best_answer(self, calls: Sequence[JoinedCall]) -> str | None:
+        """Return the answer with the highest reward; without any reward the first answer."""
+        answers = [call.replies[0] for call in calls[::2]]
+        best_reward = -math.inf
+        best_answer = next((answer for answer in answers if answer is not None), None)
+        # The last answer may not be judged yet, so there can be one pull fewer.
+        for answer, (_, reward) in zip(answers, self.get_pulls(calls), strict=False):
+            if answer is not None and reward is not None and reward > best_reward:
+                best_reward = reward
+                best_answer = answer
+        return best_answer
 
-    def readable(self, past: Sequence[Asked]) -> bool:
-        return all(reward is not None for _, reward in self.pulls(past))
+    def is_readable(self, calls: Sequence[JoinedCall]) -> bool:
+        return all(reward is not None for _, reward in self.get_pulls(calls))
 
-    def pulls(self, past: Sequence[Asked]) -> list[tuple[int, float | None]]:
-        """The arm of every round that has been judged, and the reward; `None` where it could not be read."""
-        found: list[tuple[int, float | None]] = []
-        for _, judge in zip(past[::2], past[1::2], strict=False):
-            found.append((self.choose_arm(found), judged_reward(judge.replies[0])))
-        return found
+    def get_pulls(self, calls: Sequence[JoinedCall]) -> list[tuple[int, float | None]]:
+        """Return the arm and the reward of every judged round; the reward is `None` if it cannot be parsed."""
+        pulls: list[tuple[int, float | None]] = []
+        for judgement in calls[1::2]:
+            # The choice of an arm is a function of earlier pulls, so the arm of each round can be computed again.
+            pulls.append((self.choose_arm(pulls), compute_reward(judgement.replies[0])))
+        return pulls
 
     def choose_arm(self, pulls: Sequence[tuple[int, float | None]]) -> int:
-        """The arm of the highest upper bound, of equal ones the first.
-
-        A pull without a reward has been tried, and is in no mean: else an arm whose judge is never understood would be
-        taken for a bad one, or be tried for ever.
-        """
-
-        def bound(arm: int) -> float:
-            pulled = [reward for chosen, reward in pulls if chosen == arm]
-            rewards = [reward for reward in pulled if reward is not None]
-            mean = sum(rewards) / len(rewards) if rewards else 0.0
-            return mean + self.alpha * math.sqrt(math.log(1 + len(pulls)) / (1 + len(pulled)))
-
-        return max(range(len(self.instructions)), key=lambda arm: (bound(arm), -arm))
+        """Return the first arm with the highest upper confidence bound."""
+        bounds = []
+        for arm in range(len(self.instructions)):
+            arm_rewards = [reward for pulled_arm, reward in pulls if pulled_arm == arm]
+            # A pull without a reward counts in n but in no mean. In the mean it would make the arm look bad; outside n
+            # an arm whose judge is never understood would be pulled for ever.
+            known_rewards = [reward for reward in arm_rewards if reward is not None]
+            mean = sum(known_rewards) / len(known_rewards) if known_rewards else 0.0
+            bounds.append(mean + self.alpha * math.sqrt(math.log(1 + len(pulls)) / (1 + len(arm_rewards))))
+        return bounds.index(max(bounds))
 
 
-def judged_reward(text: str | None) -> float | None:
-    """Z (1 - H(C)) of a judge's value Z and confidence C; `None` of one who did not give both, each from 0 to 1."""
+def compute_reward(text: str | None) -> float | None:
+    """Return Z (1 - H(C)) of a judge's value Z and confidence C; `None` unless it gave both, each from 0 to 1."""
     scores = read_scores(text, 2, 1)
     if scores is None:
         return None
-    value, sure = scores
-    entropy = -sum(p * math.log(p) for p in (sure, 1 - sure) if p > 0)
+    value, confidence = scores
+    entropy = -sum(p * math.log(p) for p in (confidence, 1 - confidence) if p > 0)
     return value * (1 - entropy)

@@ -1,10 +1,11 @@
-"""The base of strategies whose root is a script that asks clones in words what to do, and does it.
+"""The base of strategies whose root is a script that delegates all thinking to clones.
 
-The root's turns are scripted calls; decomposing, judging, planning and solving are work of clones. So they are in the
-one tree, under the one ledger, and the critical path is the game's own. The script writes an answer when it has one,
-when it may call nobody any more, or when a call is refused: then it is the last that was found, and the script was not
-executed. Objectives are sentences, so these are for models that follow instructions. `limits.reply_tokens` must hold a
-plan.
+The root's turns are scripted calls. Clones decompose, judge, plan and solve, so this work is in the one tree, under the
+one ledger, and the critical path is that of the game. The script answers when it has an answer, when the root may not
+delegate any more, or when a call is refused. In the last two cases it gives its best answer so far and does not count
+as executed.
+
+Objectives are English sentences, so the policy must follow instructions, and `limits.reply_tokens` must hold a plan.
 """
 
 from __future__ import annotations
@@ -26,121 +27,143 @@ from selfcest_env.views import Observation
 from selfcest_eval.play.scripted_roots import ScriptedRoot, obeyed
 from selfcest_eval.play.strategies import Episodes, PlayContext, Strategy, check_delegation
 
-NOTHING = "?"  # the answer of who has found none
+NO_ANSWER = "?"  # the answer of a script that has found none
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A call that has joined: what every clone was told, and what it said; `None`: nothing."""
+class JoinedCall:
+    """A call of the root whose clones have all ended.
+
+    Attributes:
+        requests: one for each clone.
+        replies: one for each clone; `None` for a clone without a reply.
+    """
 
     requests: tuple[CloneRequest, ...]
     replies: tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
-class Orchestrated(Strategy):
-    """The root follows `step` throughout."""
+class OrchestratedStrategy(Strategy):
+    """A strategy whose root plays the actions of `next_action`."""
 
-    version: ClassVar[int] = 1  # what the scripts ask, how replies are read, and when one was executed
+    # Raise it when the questions, the parsing of replies or the meaning of `executed` change.
+    version: ClassVar[int] = 1
 
-    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
-        """What the root does after these calls. It must come to an answer within `turns`."""
-        raise NotImplementedError(f"{type(self).__name__} has no step(task, keys, past)")
+    def next_action(self, task: str, keys: tuple[str, ...], calls: Sequence[JoinedCall]) -> Action:
+        """Return the root's next action. The script must answer within `script_turns` turns.
 
-    def found(self, past: Sequence[Asked]) -> str | None:
-        """The best answer so far."""
-        raise NotImplementedError(f"{type(self).__name__} has no found(past)")
+        Args:
+            task: text of the task.
+            keys: keys of its documents.
+            calls: the calls so far, the oldest first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no next_action(task, keys, calls)")
+
+    def best_answer(self, calls: Sequence[JoinedCall]) -> str | None:
+        """Return the best answer after these calls, or `None` if there is none yet."""
+        raise NotImplementedError(f"{type(self).__name__} has no best_answer(calls)")
 
     @property
-    def turns(self) -> int:
-        """Most turns that the script takes."""
-        raise NotImplementedError(f"{type(self).__name__} has no turns")
+    def script_turns(self) -> int:
+        """The largest number of turns that the script takes."""
+        raise NotImplementedError(f"{type(self).__name__} has no script_turns")
 
     @property
-    def widest(self) -> int:
-        """Clones of its widest call."""
+    def max_call_size(self) -> int:
+        """The largest number of clones in one call of the script."""
         return 1
 
     @property
-    def clones(self) -> int | None:
-        """Most clones that the script starts in all; those that clones start come on top. `None`: it does not say."""
+    def max_script_clones(self) -> int | None:
+        """The largest number of clones that the script itself starts; `None` if it is not known."""
         return None
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        most = None if limits.max_turns is None else max(limits.max_turns, self.turns)
-        return replace(limits, turn_tokens=None, max_turns=most, max_reads=0)  # ScriptedRoot keeps the policy's turns
+        max_turns = None if limits.max_turns is None else max(limits.max_turns, self.script_turns)
+        # ScriptedRoot applies turn_tokens to the turns of the policy only.
+        return replace(limits, turn_tokens=None, max_turns=max_turns, max_reads=0)
 
     def check(self, context: PlayContext) -> None:
-        check_delegation(context.limits, self.widest)
-        most, clones = context.limits.max_clones, self.clones
-        if most is not None and clones is not None and most < clones:
+        check_delegation(context.limits, self.max_call_size)
+        max_clones = context.limits.max_clones
+        needed = self.max_script_clones
+        if max_clones is not None and needed is not None and max_clones < needed:
             raise ConfigError(
-                f"limits.max_clones is {most}, and the script may start {clones} clones, {self.widest} at once; "
-                "raise it, or let the script ask less"
+                f"limits.max_clones is {max_clones}, and the script may start {needed} clones, {self.max_call_size} at "
+                "once; raise limits.max_clones, or lower the options of the strategy"
             )
 
     def wrapper(self, context: PlayContext) -> Wrapper:
-        script = Script(self, context.protocol)
+        script = OrchestratorScript(self, context.protocol)
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=context.limits.turn_tokens)
 
-    def readable(self, past: Sequence[Asked]) -> bool:
-        """Whether all plans and scores in the replies to these calls could be read."""
+    def is_readable(self, calls: Sequence[JoinedCall]) -> bool:
+        """Return whether all plans and scores in the replies to these calls can be parsed."""
         return True
 
     def executed(self, episodes: Episodes) -> bool | None:
         return all(
-            obeyed(episode.root.turns) and not episode.root.failed and self._came_to_its_end(episode)
+            obeyed(episode.root.turns) and not episode.root.failed and self._has_finished(episode)
             for episode in episodes
         )
 
-    def _came_to_its_end(self, episode: EpisodeRecord) -> bool:
-        """Whether the root answered because the script did, which could read all that it was told, and not because
-        nobody could be called any more. The script is asked again, with replies as clones wrote them: markers that a
-        protocol had broken are whole."""
-        past = calls_of(episode)
-        answered = isinstance(self.step(episode.task.prompt, tuple(episode.task.context), past), Answer)
-        return answered and self.readable(past)
+    def _has_finished(self, episode: EpisodeRecord) -> bool:
+        """Return whether the root answered because the script did, and not because a call was impossible."""
+        # The replies of the record are as the clones wrote them. The script saw them with broken role markers, so it
+        # is asked again what it would do after them.
+        calls = get_joined_calls(episode)
+        action = self.next_action(episode.task.prompt, tuple(episode.task.context), calls)
+        return isinstance(action, Answer) and self.is_readable(calls)
 
 
 @dataclass(frozen=True)
-class Script:
-    """An `Actor`: an orchestrated root. What it knows of its past stands in the observation."""
+class OrchestratorScript:
+    """An `Actor` that plays the root of an orchestrated strategy. It keeps no state: the observation has all calls."""
 
-    strategy: Orchestrated
+    strategy: OrchestratedStrategy
     protocol: PromptFormat
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        past = [
-            Asked(exchange.action.requests, tuple(reply.text for reply in exchange.replies))
-            for exchange in observation.exchanges
-            if isinstance(exchange.action, Delegate) and exchange.replies
-        ]
-        action = self.strategy.step(observation.brief.text, observation.brief.keys, past)
-        stuck = len(past) < len(observation.exchanges) or not observation.can_delegate
-        if isinstance(action, Delegate) and stuck:
-            action = Answer(self.strategy.found(past) or NOTHING)
+        calls = []
+        for exchange in observation.exchanges:
+            if isinstance(exchange.action, Delegate) and exchange.replies:
+                replies = tuple(reply.text for reply in exchange.replies)
+                calls.append(JoinedCall(exchange.action.requests, replies))
+        action = self.strategy.next_action(observation.brief.text, observation.brief.keys, calls)
+        # An exchange without replies is a refused call; the script would repeat it until its turns are used up.
+        was_refused = len(calls) < len(observation.exchanges)
+        if isinstance(action, Delegate) and (was_refused or not observation.can_delegate):
+            action = Answer(self.strategy.best_answer(calls) or NO_ANSWER)
         return self.protocol.render(action)
 
 
-def calls_of(episode: EpisodeRecord) -> list[Asked]:
-    """What the root of an episode has asked and heard."""
-    called = [turn.facts.children for turn in episode.root.turns if turn.facts.outcome is Outcome.DELEGATED]
-    asked = [[episode.by_id[child] for child in children] for children in called]
-    return [
-        Asked(
-            tuple(CloneRequest(clone.objective, clone.shared_context) for clone in clones),
-            tuple(clone.reply for clone in clones),
-        )
-        for clones in asked
-    ]
+def get_joined_calls(episode: EpisodeRecord) -> list[JoinedCall]:
+    """Return the calls of an episode's root, the oldest first."""
+    calls = []
+    for turn in episode.root.turns:
+        if turn.facts.outcome is Outcome.DELEGATED:
+            clones = [episode.by_id[child] for child in turn.facts.children]
+            requests = tuple(CloneRequest(clone.objective, clone.shared_context) for clone in clones)
+            calls.append(JoinedCall(requests, tuple(clone.reply for clone in clones)))
+    return calls
 
 
-def call(*objectives: str, keys: tuple[str, ...] = ()) -> Delegate:
+def make_call(*objectives: str, keys: tuple[str, ...] = ()) -> Delegate:
+    """Return a call with one clone for each objective, all with the same documents."""
     return Delegate(tuple(CloneRequest(objective, keys) for objective in objectives))
 
 
-def lines_of(text: str | None, at: str = r"[\n;]") -> list[str]:
-    """Lines, or what else `at` parts, by default semicolons too, without their numbers."""
-    pieces = re.split(at, text or "")
-    stripped = (re.sub(r"^\s*(?:[0-9]+[.):]|[-*])\s*", "", piece).strip() for piece in pieces)
-    return [piece for piece in stripped if piece]
+def split_lines(text: str | None, separator: str = r"[\n;]") -> list[str]:
+    """Return the lines of a text that are not empty, without list numbers and bullet signs.
+
+    Args:
+        text: `None` counts as empty.
+        separator: a regular expression that ends a line.
+    """
+    lines = []
+    for line in re.split(separator, text or ""):
+        line = re.sub(r"^\s*(?:[0-9]+[.):]|[-*])\s*", "", line).strip()
+        if line:
+            lines.append(line)
+    return lines

@@ -1,7 +1,10 @@
-"""`planner` lets a planning clone hand parts to clones with roles and revise its plan, after AgentOrchestra (Zhang et
-al., arXiv 2506.12508). If it works, accuracy on tasks of several hops is above that of a single call.
+"""`planner` has a planning clone hand parts to clones with roles, and revise its plan after every round.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: AgentOrchestra (Zhang et al., arXiv 2506.12508, from the abstract). There the workers are agents with different
+tools. Here a role is an instruction to the same weights, and the tools are those of the game. docs/methods.md has the
+rest.
+
+Expected effect: on tasks of several hops, accuracy above that of a single call.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.types import Action, Answer
-from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
+from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call, split_lines
 
 ROLES = {
     "researcher": "Find in your documents what is asked for.",
@@ -22,18 +25,20 @@ ROLES = {
     "checker": "Check the claim, and say what is wrong with it.",
 }
 
-_NUMBERED = r"\s*(?:[0-9]+[.):]|[-*])?\s*"
+_LIST_MARK = r"\s*(?:[0-9]+[.):]|[-*])?\s*"
 
 
 @stored_as("selfcest_training.evaluation.planner:Planner", roles="roles", rounds="rounds", workers="workers")
 @dataclass(frozen=True)
-class Planner(Orchestrated, Checked):
-    """A planner that is asked again after every round, over workers of several roles.
+class Planner(OrchestratedStrategy, Checked):
+    """Each round is a call of the planner and a call of its workers; a last call asks the planner for the answer.
+
+    A plan has lines `ROLE: PART`, or a line `done: ANSWER` that ends the planning.
 
     Attributes:
-        roles: the instruction of every role, by its name in small letters; `None`: `ROLES`.
-        rounds: of a plan and its work; then the planner is asked for the answer.
-        workers: of one round, at most.
+        roles: the instruction of every role by its name, which has small letters only; `None`: `ROLES`.
+        rounds: largest number of rounds.
+        workers: largest number of workers in a round.
     """
 
     roles: dict[str, str] | None = None
@@ -42,8 +47,8 @@ class Planner(Orchestrated, Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = [name for name in self.instructions if not re.fullmatch(r"[a-z]+", name) or name == "done"]
-        if not self.instructions or wrong:
+        bad_names = [name for name in self.instructions if not re.fullmatch(r"[a-z]+", name) or name == "done"]
+        if not self.instructions or bad_names:
             raise ConfigError(
                 f"roles are {list(self.instructions)}; expected names in small letters, and none of them 'done'"
             )
@@ -53,74 +58,86 @@ class Planner(Orchestrated, Checked):
         return ROLES if self.roles is None else self.roles
 
     @property
-    def turns(self) -> int:
+    def script_turns(self) -> int:
         return 2 * self.rounds + 2
 
     @property
-    def widest(self) -> int:
+    def max_call_size(self) -> int:
         return self.workers
 
     @property
-    def clones(self) -> int:
+    def max_script_clones(self) -> int:
         return self.rounds * (1 + self.workers) + 1
 
-    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
-        if not len(past) % 2:
-            return self._plan(task, past)
-        said = past[-1].replies[0]
-        jobs = self.jobs(said)
-        if len(past) > 2 * self.rounds or not jobs:
-            return Answer(self.done(said) or self.found(past) or NOTHING)
-        return call(*(f"{self.instructions[role]}\n{part}" for role, part in jobs), keys=keys)
+    def next_action(self, task: str, keys: tuple[str, ...], calls: Sequence[JoinedCall]) -> Action:
+        # Calls alternate: one of the planner, one of its workers.
+        if len(calls) % 2 == 0:
+            return self._ask_for_plan(task, calls)
+        plan = calls[-1].replies[0]
+        jobs = self.parse_jobs(plan)
+        if len(calls) > 2 * self.rounds or not jobs:
+            return Answer(self.parse_answer(plan) or self.best_answer(calls) or NO_ANSWER)
+        return make_call(*(f"{self.instructions[role]}\n{part}" for role, part in jobs), keys=keys)
 
-    def found(self, past: Sequence[Asked]) -> str | None:
-        work = [reply for call in past[1::2] for reply in call.replies if reply is not None]
-        return work[-1] if work else None
+    def best_answer(self, calls: Sequence[JoinedCall]) -> str | None:
+        """Return the last reply of a worker."""
+        for call in reversed(calls[1::2]):
+            for reply in reversed(call.replies):
+                if reply is not None:
+                    return reply
+        return None
 
-    def jobs(self, plan: str | None) -> list[tuple[str, str]]:
-        """Roles and parts of a plan; none if it is done or cannot be read."""
-        split = [line.partition(":") for line in lines_of(self._plain(plan), rf"\n|;(?={self._head})")]
-        named = [(role.strip().lower(), part.strip()) for role, _, part in split]
-        if any(role == "done" for role, _ in named):
-            return []
-        return [(role, part) for role, part in named if role in self.instructions and part][: self.workers]
+    def parse_jobs(self, plan: str | None) -> list[tuple[str, str]]:
+        """Return the role and the part of each line of a plan; nothing for a plan that is done or unreadable."""
+        jobs = []
+        for line in split_lines(self._strip_emphasis(plan), rf"\n|;(?={self._line_head})"):
+            name, _, part = line.partition(":")
+            role = name.strip().lower()
+            if role == "done":
+                return []
+            if role in self.instructions and part.strip():
+                jobs.append((role, part.strip()))
+        return jobs[: self.workers]
 
-    def done(self, plan: str | None) -> str | None:
-        """What a plan says is the answer, up to a line that plans on; `None` if it says none."""
-        _, *after = re.split(rf"(?:^|[\n;]){_NUMBERED}done\s*:", self._plain(plan), maxsplit=1, flags=re.I)
-        return re.split(rf"\n{self._head}", after[0], maxsplit=1)[0].strip() or None if after else None
+    def parse_answer(self, plan: str | None) -> str | None:
+        """Return the answer of a plan, which ends where another line of the plan begins; `None` if it has none."""
+        text = self._strip_emphasis(plan)
+        done_line = re.search(rf"(?:^|[\n;]){_LIST_MARK}done\s*:", text, flags=re.I)
+        if done_line is None:
+            return None
+        answer = re.split(rf"\n{self._line_head}", text[done_line.end() :], maxsplit=1)[0]
+        return answer.strip() or None
 
-    def readable(self, past: Sequence[Asked]) -> bool:
-        plans = [call.replies[0] for call in past[::2]]
-        return all(self.jobs(plan) or self.done(plan) for plan in plans)
+    def is_readable(self, calls: Sequence[JoinedCall]) -> bool:
+        plans = [call.replies[0] for call in calls[::2]]
+        return all(self.parse_jobs(plan) or self.parse_answer(plan) for plan in plans)
 
     @property
     def _names(self) -> str:
+        """A pattern of the names that a line of a plan may begin with."""
         return "|".join((*self.instructions, "done"))
 
     @property
-    def _head(self) -> str:
-        """A pattern of what a line of a plan begins with."""
-        return rf"(?i:{_NUMBERED}(?:{self._names})\s*:)"
+    def _line_head(self) -> str:
+        """A pattern of the beginning of a line of a plan."""
+        return rf"(?i:{_LIST_MARK}(?:{self._names})\s*:)"
 
-    def _plain(self, plan: str | None) -> str:
-        """A plan whose lines begin without emphasis: models write `**Analyst**:` and `**Analyst:**`."""
-        bold = rf"((?:^|[\n;]){_NUMBERED})(?<!\*)(\*{{1,2}})({self._names})(?:\2\s*:|:\2)"
+    def _strip_emphasis(self, plan: str | None) -> str:
+        """Return a plan without the emphasis of role names: models write `**Analyst**:` and `**Analyst:**`."""
+        bold = rf"((?:^|[\n;]){_LIST_MARK})(?<!\*)(\*{{1,2}})({self._names})(?:\2\s*:|:\2)"
         return re.sub(bold, r"\1\3:", plan or "", flags=re.I)
 
-    def _plan(self, task: str, past: Sequence[Asked]) -> Action:
-        known = [
-            f"{role}: {part} -> {reply or NOTHING}"
-            for plan, work in zip(past[::2], past[1::2], strict=False)
-            for (role, part), reply in zip(self.jobs(plan.replies[0]), work.replies, strict=False)
-        ]
-        if len(past) == 2 * self.rounds:
+    def _ask_for_plan(self, task: str, calls: Sequence[JoinedCall]) -> Action:
+        results = []
+        for plan, work in zip(calls[::2], calls[1::2], strict=True):
+            for (role, part), reply in zip(self.parse_jobs(plan.replies[0]), work.replies, strict=False):
+                results.append(f"{role}: {part} -> {reply or NO_ANSWER}")
+        if len(calls) == 2 * self.rounds:
             order = "Write the answer, on a line 'done: ANSWER'."
         else:
             order = (
                 f"Write what to do next, at most {self.workers} lines 'ROLE: PART' that can be worked on side by side, "
                 f"with a role of {', '.join(self.instructions)}. If you know the answer, write one line 'done: ANSWER'."
             )
-        return call(
-            "\n".join(["You plan and do not solve.", order, f"Task: {task}", "Found so far:", *(known or ["nothing"])])
-        )
+        known = results or ["nothing"]
+        return make_call("\n".join(["You plan and do not solve.", order, f"Task: {task}", "Found so far:", *known]))

@@ -1,7 +1,10 @@
-"""`scale` decomposes a task, rates each part and thinks only about hard ones, after SCALE (Xiao et al., arXiv
-2512.00466). If it works, accuracy is that of thinking about every part, for fewer tokens.
+"""`scale` has a clone decompose the task, has the difficulty of each part judged, and solves the parts in order.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: SCALE (Xiao et al., arXiv 2512.00466, from the abstract and figure 1). There system 2 is the thinking mode of
+the model. Here several clones think about a hard part and their majority counts, and one clone answers an easy part at
+once. docs/methods.md has the rest.
+
+Expected effect: the accuracy of thinking about every part, for fewer tokens.
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
 from selfcest_eval.play.samples import majority
 from selfcest_eval.play.strategies import PlayContext
-from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
+from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call, split_lines
 from selfcest_methods.score_text import read_scores
 
 
 @stored_as("selfcest_training.evaluation.scale:Scale", parts="parts", hard_from="hard_from", threads="threads")
 @dataclass(frozen=True)
-class Scale(Orchestrated, Checked):
-    """Decomposes, assesses, and thinks only where it is hard.
+class Scale(OrchestratedStrategy, Checked):
+    """The first call plans, the second one judges all parts side by side, and each further call solves one part.
 
     Attributes:
-        parts: at most; the last one is what is left.
-        hard_from: the difficulty, from 0 to 10, from which on a part is hard.
-        threads: clones that think about a hard part; their majority counts.
+        parts: largest number of parts; further lines of a plan join the last part.
+        hard_from: difficulty from which a part is hard, on a scale from 0 to 10.
+        threads: number of clones that think about a hard part.
     """
 
     parts: Count = 3
@@ -35,15 +38,15 @@ class Scale(Orchestrated, Checked):
     threads: Count = 3
 
     @property
-    def turns(self) -> int:
+    def script_turns(self) -> int:
         return self.parts + 3
 
     @property
-    def widest(self) -> int:
+    def max_call_size(self) -> int:
         return max(self.parts, self.threads)
 
     @property
-    def clones(self) -> int:
+    def max_script_clones(self) -> int:
         return 1 + self.parts + self.parts * self.threads
 
     def check(self, context: PlayContext) -> None:
@@ -51,45 +54,52 @@ class Scale(Orchestrated, Checked):
         if self.threads > 1 and context.temperature == 0:
             raise ConfigError("temperature is 0, so all threads would be equal; set the strategy's temperature above 0")
 
-    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
-        if not past:
-            return call(
+    def next_action(self, task: str, keys: tuple[str, ...], calls: Sequence[JoinedCall]) -> Action:
+        if not calls:
+            return make_call(
                 f"Write a plan for the task below: at most {self.parts} parts, in the order in which they can be "
                 f"solved, each on a line of its own. The last one gives the answer. Do not solve it.\nTask: {task}"
             )
-        parts = self.plan(task, past[0])
-        if len(past) == 1:
+        parts = self.parse_plan(task, calls[0])
+        if len(calls) == 1:
             question = "How hard is this part of a task? Answer with a number from 0, routine, to 10."
-            return call(*(f"{question}\nTask: {task}\nPart: {part}" for part in parts))
-        done = [self._result(call) for call in past[2:]]
-        if len(done) == len(parts):
-            return Answer(done[-1] or NOTHING)
-        known = "".join(f"\n{part}: {result or NOTHING}" for part, result in zip(parts, done, strict=False))
-        context = f"Task: {task}\nFound:{known or ' nothing'}\nPart: {parts[len(done)]}"
-        if self.hard(past[1])[len(done)]:
-            return call(*[f"Solve this part of a task. Think step by step.\n{context}"] * self.threads, keys=keys)
-        return call(f"Solve this part of a task. Answer at once.\n{context}", keys=keys)
+            return make_call(*(f"{question}\nTask: {task}\nPart: {part}" for part in parts))
+        results = [_get_result(call) for call in calls[2:]]
+        if len(results) == len(parts):
+            return Answer(results[-1] or NO_ANSWER)
+        solved_parts = zip(parts, results, strict=False)
+        known = "".join(f"\n{part}: {result or NO_ANSWER}" for part, result in solved_parts) or " nothing"
+        context = f"Task: {task}\nFound:{known}\nPart: {parts[len(results)]}"
+        if self.find_hard_parts(calls[1])[len(results)]:
+            objective = f"Solve this part of a task. Think step by step.\n{context}"
+            return make_call(*[objective] * self.threads, keys=keys)
+        return make_call(f"Solve this part of a task. Answer at once.\n{context}", keys=keys)
 
-    def found(self, past: Sequence[Asked]) -> str | None:
-        return self._result(past[-1]) if len(past) > 2 else None
+    def best_answer(self, calls: Sequence[JoinedCall]) -> str | None:
+        return _get_result(calls[-1]) if len(calls) > 2 else None
 
-    def plan(self, task: str, call: Asked) -> list[str]:
-        """The parts of a plan; lines over `parts` are one with the last."""
-        lines = lines_of(call.replies[0]) or [task]
-        return lines if len(lines) <= self.parts else [*lines[: self.parts - 1], "; ".join(lines[self.parts - 1 :])]
+    def parse_plan(self, task: str, call: JoinedCall) -> list[str]:
+        """Return the parts of a plan; a task without a readable plan is one part."""
+        lines = split_lines(call.replies[0]) or [task]
+        if len(lines) <= self.parts:
+            return lines
+        return [*lines[: self.parts - 1], "; ".join(lines[self.parts - 1 :])]
 
-    def hard(self, call: Asked) -> list[bool]:
-        """Which parts are hard; those that nobody could judge are."""
-        return [score is None or score[0] >= self.hard_from for score in map(_difficulty, call.replies)]
+    def find_hard_parts(self, call: JoinedCall) -> list[bool]:
+        """Return for each part whether it is hard; a part without a readable score is hard."""
+        scores = [_parse_difficulty(reply) for reply in call.replies]
+        return [score is None or score >= self.hard_from for score in scores]
 
-    def readable(self, past: Sequence[Asked]) -> bool:
-        planned = all(lines_of(plan.replies[0]) for plan in past[:1])
-        return planned and all(_difficulty(reply) for judged in past[1:2] for reply in judged.replies)
-
-    @staticmethod
-    def _result(call: Asked) -> str | None:
-        return call.replies[majority(call.replies)]
+    def is_readable(self, calls: Sequence[JoinedCall]) -> bool:
+        if calls and not split_lines(calls[0].replies[0]):
+            return False
+        return len(calls) < 2 or all(_parse_difficulty(reply) is not None for reply in calls[1].replies)
 
 
-def _difficulty(reply: str | None) -> tuple[float, ...] | None:
-    return read_scores(reply, 1, 10)
+def _get_result(call: JoinedCall) -> str | None:
+    return call.replies[majority(call.replies)]
+
+
+def _parse_difficulty(reply: str | None) -> float | None:
+    scores = read_scores(reply, 1, 10)
+    return None if scores is None else scores[0]
