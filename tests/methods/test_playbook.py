@@ -30,11 +30,11 @@ from selfcest_methods.playbook import (
     Addition,
     Bullet,
     Gold,
-    Learned,
+    LearningStep,
     Playbook,
     PlaybookLearner,
     WithPlaybook,
-    name_of,
+    get_task_identity,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ LESSON = '{"lesson": "it was not doubled", "marks": {}}'
 
 def learn(
     count: int, actor: Model | None = None, gold: Gold = "verdict", playbook: Playbook | None = None
-) -> list[Learned]:
+) -> list[LearningStep]:
     player = ScriptedPlayer(actor or Model(), lambda own: Rules(own, HERMES, WORDS), codec=None)
     learner = PlaybookLearner(gold=gold)
     return list(learner.learn(instances(count), playbook or Playbook(), PLAY_CONTEXT, player, make_reward("correct")))
@@ -243,22 +243,23 @@ def test_a_changed_file_is_another_recipe(tmp_path: Path) -> None:
     file = tmp_path / "book.json"
     recipes = []
     for text in ("Add.", "Double."):
-        file.write_text(Playbook().grown([Addition(Role.ROOT, text)], 9).to_json())
+        file.write_text(Playbook().with_additions([Addition(Role.ROOT, text)], 9).to_json())
         recipes.append(json.dumps(WithPlaybook(str(file)).recipe))
     assert recipes[0] != recipes[1]
 
 
 def test_merging_by_hand() -> None:
-    book = Playbook().grown([Addition(Role.ROOT, t) for t in ("Add  it.", "add it", " ", "Halve it.", "Stop.")], most=9)
+    texts = ("Add  it.", "add it", " ", "Halve it.", "Stop.")
+    book = Playbook().with_additions([Addition(Role.ROOT, text) for text in texts], max_bullets=9)
     assert [(bullet.key, bullet.text) for bullet in book.root] == [
         ("root-1", "Add it."), ("root-2", "Halve it."), ("root-3", "Stop.")
     ]  # fmt: skip
-    book = book.marked({"root-1": "helpful", "root-2": "harmful", "root-3": "neutral", "root-9": "harmful"})
+    book = book.with_marks({"root-1": "helpful", "root-2": "harmful", "root-3": "neutral", "root-9": "harmful"})
     assert [(bullet.helpful, bullet.harmful) for bullet in book.root] == [(1, 0), (0, 1), (0, 0)]
     # Of four the one that harmed goes, then of two that neither helped nor harmed the older one. No key comes again.
-    small = book.grown([Addition(Role.ROOT, "Check.")], most=2)
+    small = book.with_additions([Addition(Role.ROOT, "Check.")], max_bullets=2)
     assert [bullet.key for bullet in small.root] == ["root-1", "root-4"]
-    assert small.grown([Addition(Role.CLONE, "Check.")], most=2).clone[0].key == "clone-5"
+    assert small.with_additions([Addition(Role.CLONE, "Check.")], max_bullets=2).clone[0].key == "clone-5"
 
 
 def test_what_is_new_displaces_what_helped_least() -> None:
@@ -266,19 +267,21 @@ def test_what_is_new_displaces_what_helped_least() -> None:
         return [bullet.text for bullet in book.root]
 
     def grown(book: Playbook, *texts: str) -> Playbook:
-        return book.grown([Addition(Role.ROOT, text) for text in texts], most=3)
+        return book.with_additions([Addition(Role.ROOT, text) for text in texts], max_bullets=3)
 
     book = grown(Playbook(), "a", "b", "c")
     for marks in ({1: "helpful", 2: "helpful", 3: "helpful"}, {1: "helpful", 3: "helpful"}):
-        book = book.marked({f"root-{key}": mark for key, mark in marks.items()})  # type: ignore[misc]
+        book = book.with_marks({f"root-{key}": mark for key, mark in marks.items()})  # type: ignore[misc]
     # All have helped, b least: the new one has its place, and until it has helped it makes room for the next.
     assert texts(grown(book, "d")) == ["a", "c", "d"]
     assert texts(grown(grown(book, "d"), "e")) == ["a", "c", "e"]
-    proven = grown(book, "d").marked({"root-4": "helpful"}).marked({"root-4": "helpful"}).marked({"root-4": "helpful"})
+    proven = grown(book, "d")
+    for _ in range(3):
+        proven = proven.with_marks({"root-4": "helpful"})
     assert texts(grown(proven, "e")) == ["c", "d", "e"]  # of a and c, equally helpful, the older
     # However many are added, one that has helped is lost, and the last one is tried.
     assert texts(grown(book, *"defgh")) == ["a", "c", "h"]
-    assert texts(grown(book.marked({"root-1": "harmful"}), "a", "B", "c!")) == ["a", "b", "c"]  # no news, no room
+    assert texts(grown(book.with_marks({"root-1": "harmful"}), "a", "B", "c!")) == ["a", "b", "c"]  # no news, no room
     full = Playbook(tuple(Bullet(f"root-{i}", f"{i}", helpful=1) for i in range(20, 50)), (), 50)
     (step,) = learn(1, Reflects(f"Answer: {LESSON}"), playbook=full)
     assert (len(step.playbook.root), step.displaced, step.playbook.root[-1].text) == (30, 1, DOUBLE)
@@ -291,7 +294,7 @@ def test_files_that_are_no_playbook(tmp_path: Path) -> None:
     bullet = '{"root": [{"key": "root-1", "text": "Add."}]'
     for text, message in (
         ("{", "is no JSON"),
-        (bullet + "}", "does not say which tasks it was learned from, so none could be refused; make it again"),
+        (bullet + "}", "has bullets and no list of the tasks that it was learned from; make it again"),
         ('{"roots": []}', "roots is unknown"),
         ('{"root": [1]}', "root.0"),
     ):
@@ -356,7 +359,7 @@ def test_the_script_learns_from_nothing_that_the_study_plays(script: Script, tmp
     config = load_study(tmp_path / "study.yaml")
     (cell,) = config.eval_sets
     source = source_of(config, cell)
-    played = {name_of(task, source) for task in instances_of(config, cell, source)}
+    played = {get_task_identity(task, source) for task in instances_of(config, cell, source)}
     assert len(played) == 20
     assert not played & set(Playbook.from_file(tmp_path / "book.json").tasks)
 
@@ -366,7 +369,7 @@ def test_the_script_learns_from_nothing_that_the_study_plays(script: Script, tmp
     [
         (STUDY, ("--family", "sums"), "--family is sums; expected one of range_sum"),
         (STUDY, ("--family", "range_sum", "--tasks", "0"), "--tasks is 0; expected a whole number >= 1"),
-        (STUDY, ("--family", "range_sum", "--most", "0"), "most is 0; expected a whole number >= 1"),
+        (STUDY, ("--family", "range_sum", "--max-bullets", "0"), "max_bullets is 0; expected a whole number >= 1"),
         (STUDY, ("--family", "range_sum", "--gold", "all"), "gold is 'all'; expected one of none, verdict, answer"),
         (STUDY, ("--family", "range_sum", "--playbook", "/none/x.json"), "whose folder does not exist"),
         (STUDY + "stategies: {}\n", ("--family", "range_sum"), "stategies"),

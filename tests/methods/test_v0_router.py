@@ -33,7 +33,7 @@ from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import curves_of, rows_of
 from selfcest_methods.board import NoteBoard
 from selfcest_methods.orchestrated import OrchestratedStrategy
-from selfcest_methods.playbook import Bullet, Playbook, name_of
+from selfcest_methods.playbook import Bullet, Playbook, get_task_identity
 from selfcest_methods.v0_router import V0Router
 from selfcest_training.config_file import parse_as
 
@@ -294,7 +294,7 @@ def test_tasks_that_a_strategy_must_not_play_are_found_before_work(tmp_path: Pat
     """Not the first alone, and also where a router would send them elsewhere."""
     plain = study(strategies={"plain": {}})
     *_, last = plain.tasks["range", "2-6"]
-    name = name_of(last, plain.sources["range", "2-6"])
+    name = get_task_identity(last, plain.sources["range", "2-6"])
     book = tmp_path / "book.json"
     book.write_text(Playbook((Bullet("root-1", "Add."),), tasks=(name,)).to_json(), encoding="utf-8")
     told = {"name": "playbook", "options": {"file": str(book)}}

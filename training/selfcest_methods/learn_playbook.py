@@ -1,4 +1,4 @@
-"""Learns a playbook on tasks that no study plays, with a model that follows instructions.
+"""Learn a playbook on tasks that a study does not play, with a model that follows instructions.
 
 python -m selfcest_methods.learn_playbook STUDY.yaml --family FAMILY --playbook FILE.json
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # the working directory, which may be a stranger's folder
+    # `python -m` puts the working directory first, where a foreign file could shadow a module.
+    del sys.path[0]
 
 import os
 from collections.abc import Iterator
@@ -30,100 +31,131 @@ from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.policies import make_policy
 from selfcest_eval.play.strategies import Instance, PlayContext
-from selfcest_methods.playbook import Gold, Playbook, PlaybookLearner, name_of
+from selfcest_methods.playbook import Gold, LearningStep, Playbook, PlaybookLearner, get_task_identity
 from selfcest_training.families import TEST_FRACTION
 from selfcest_training.faults import exit_code, line_of
 from selfcest_training.files import replace_text
 
 
-def learn_playbook(study: Path, family: str, tasks: int, file: Path, most: int, gold: str, seed: int) -> Iterator[str]:
-    """Learn from so many tasks of a study's family and write the playbook after each; yields a line per task.
+def learn_playbook(
+    study: Path, family: str, tasks: int, file: Path, max_bullets: int, gold: str, seed: int
+) -> Iterator[str]:
+    """Learn from tasks of a study's family, write the playbook after each one, and yield a line per task.
 
     Tasks that the playbook in the file was learned from already are not played again.
 
+    Args:
+        study: YAML config of the study.
+        family: of its tasks.
+        tasks: number of tasks.
+        file: path of the playbook, which may exist already.
+        max_bullets: see `PlaybookLearner`.
+        gold: see `PlaybookLearner`.
+        seed: random seed of the tasks and of sampling.
+
     Raises:
-        ConfigError: the study has no such family or no policy, or an option is none of the learner's.
-        TaskError: there are not so many tasks that the study does not play.
+        ConfigError: the study has no such family or no policy, or an option of the learner is wrong.
+        TaskError: too few tasks are left that the study does not play.
     """
     config = load_study(study)
-    learner = PlaybookLearner(most, cast(Gold, gold))  # which checks it
+    learner = PlaybookLearner(max_bullets, cast(Gold, gold))  # raises for another text
     if family not in config.tasks:
         raise ConfigError(f"--family is {family}; expected one of {', '.join(config.tasks)}")
     if config.policy is None:
-        raise ConfigError(f"{study} has no policy, and somebody has to play; set policy")
+        raise ConfigError(f"{study} has no policy to learn with; set the key policy")
     spec = config.tasks[family]
     source = source_of_config(spec.name, spec.options, f"tasks.{family}")
-    drawn = distinct(source, seed, tasks, played(config, family))
-    instances = [Instance(task, stream_seed("playbook", seed, i)) for i, task in enumerate(drawn)]
+    drawn_tasks = draw_distinct_tasks(source, seed, tasks, find_played_tasks(config, family))
+    instances = [Instance(task, stream_seed("playbook", seed, i)) for i, task in enumerate(drawn_tasks)]
     policy = make_policy(config.policy.name, config.policy.options, "policy")
     playbook = Playbook.from_file(file) if file.exists() else Playbook()
     context = PlayContext(config.limits, config.temperature, source, policy.rules(config.limits).protocol)
     reward = make_reward(config.reward.name, **config.reward.options)
-    had = sum(name_of(task, source) in playbook.tasks for task in drawn)
-    if had:
-        yield f"{had} of {len(drawn)} tasks are in {file} and not played again"
-    if had == len(drawn):
+    num_learned = sum(get_task_identity(task, source) in playbook.tasks for task in drawn_tasks)
+    if num_learned:
+        yield f"{num_learned} of {len(drawn_tasks)} tasks are in {file} and not played again"
+    if num_learned == len(drawn_tasks):
         return
     with closing(policy.load(seed)) as player:
         for step in learner.learn(instances, playbook, context, player, reward):
             replace_text(file, step.playbook.to_json())
-            bullets = f"{len(step.playbook.root)} for roots, {len(step.playbook.clone)} for clones"
-            displaced = f", {step.displaced} made room" if step.displaced else ""
-            unread = f", could not read the {', '.join(step.unread)}" if step.unread else ""
-            right = "right" if step.correct else "wrong"
-            yield f"{step.task_id}: {right}, {step.tokens} tokens; {bullets}{displaced}{unread}"
+            yield _describe(step)
 
 
-def played(config: StudyConfig, family: str) -> set[str]:
-    """What a study plays of a family. Of a file that is whatever its eval sets say, if it is not `held_out`."""
-    sources = [(eval_set, source_of(config, eval_set)) for eval_set in config.eval_sets if eval_set.family == family]
-    return {name_of(task, source) for eval_set, source in sources for task in instances_of(config, eval_set, source)}
+def _describe(step: LearningStep) -> str:
+    """Return the progress line of a step."""
+    verdict = "right" if step.correct else "wrong"
+    bullets = f"{len(step.playbook.root)} for roots, {len(step.playbook.clone)} for clones"
+    displaced = f", {step.displaced} displaced" if step.displaced else ""
+    unread = f", could not read the {', '.join(step.unread)}" if step.unread else ""
+    return f"{step.task_id}: {verdict}, {step.tokens} tokens; {bullets}{displaced}{unread}"
 
 
-def distinct(source: TaskSource, seed: int, wanted: int, without: set[str]) -> list[Task]:
-    """The first different tasks that training may draw, in the order in which this seed draws them.
+def find_played_tasks(config: StudyConfig, family: str) -> set[str]:
+    """Return the identities of all tasks of a family that a study plays.
+
+    A study without `held_out` also plays tasks of the training part.
+    """
+    identities: set[str] = set()
+    for eval_set in config.eval_sets:
+        if eval_set.family == family:
+            source = source_of(config, eval_set)
+            identities.update(get_task_identity(task, source) for task in instances_of(config, eval_set, source))
+    return identities
+
+
+def draw_distinct_tasks(source: TaskSource, seed: int, count: int, excluded: set[str]) -> list[Task]:
+    """Return the first `count` different tasks of the training part, in the order in which the seed draws them.
+
+    Args:
+        source: of the tasks.
+        seed: of the draws.
+        count: number of tasks.
+        excluded: identities of tasks that are left out.
 
     Raises:
-        TaskError: there are not so many.
+        TaskError: 100 draws for each task do not have so many different ones.
     """
-    found: dict[str, Task] = {}
-    drawn, rng = HashedSplit(source, TRAIN, TEST_FRACTION), np.random.default_rng(stream_seed("playbook", seed))
-    for _ in range(100 * wanted):
-        task = drawn.draw(rng)
-        if (name := name_of(task, source)) not in without:
-            found.setdefault(name, task)
-        if len(found) == wanted:
-            return list(found.values())
+    task_by_identity: dict[str, Task] = {}
+    training_part = HashedSplit(source, TRAIN, TEST_FRACTION)
+    rng = np.random.default_rng(stream_seed("playbook", seed))
+    for _ in range(100 * count):
+        task = training_part.draw(rng)
+        identity = get_task_identity(task, source)
+        if identity not in excluded:
+            task_by_identity.setdefault(identity, task)
+        if len(task_by_identity) == count:
+            return list(task_by_identity.values())
     raise TaskError(
-        f"--tasks is {wanted}, and {100 * wanted} draws had {len(found)} different ones that training may draw and the "
-        "study does not play; lower it, or have the study play fewer (held_out, episodes)"
+        f"--tasks is {count}, and {100 * count} draws had {len(task_by_identity)} different ones that training may "
+        "draw and the study does not play; lower --tasks, or have the study play fewer (held_out, episodes)"
     )
 
 
 def main(
-    study: Annotated[Path, typer.Argument(help="YAML config of the study that says who plays, with which limits.")],
-    family: Annotated[str, typer.Option(help="The family of the study's tasks to learn from.")],
-    file: Annotated[Path, typer.Option("--playbook", help="The file that the playbook is written into.")],
+    study: Annotated[Path, typer.Argument(help="YAML config of the study; its policy and limits are used.")],
+    family: Annotated[str, typer.Option(help="Task family of the study to learn from.")],
+    file: Annotated[Path, typer.Option("--playbook", help="File of the playbook; an existing one is continued.")],
     tasks: Annotated[int, typer.Option(help="Number of tasks to learn from.")] = 20,
-    most: Annotated[int, typer.Option(help="Largest number of bullets of a role.")] = 30,
-    gold: Annotated[str, typer.Option(help="none, verdict or answer: what the reflector is told.")] = "verdict",
+    max_bullets: Annotated[int, typer.Option(help="Largest number of bullets of a role.")] = 30,
+    gold: Annotated[str, typer.Option(help="Truth that the reflector is told: none, verdict or answer.")] = "verdict",
     seed: Annotated[int, typer.Option(help="Random seed of the tasks and of sampling.", min=0)] = 0,
 ) -> None:
     """Learn a playbook on tasks that the study does not play, for the strategy `playbook`.
 
-    Tasks are drawn from those that training may draw, without the fifth that is held out from it and without those
-    that the study plays. The playbook is written after every task; the same command resumes from the file.
+    Tasks come from the training part of the family, which has four fifths of its instances, without those that the
+    study plays. The playbook is written after every task; the same command resumes from the file.
     """
     if tasks < 1:
         raise ConfigError(f"--tasks is {tasks}; expected a whole number >= 1")
     if not file.absolute().parent.is_dir():
-        raise ConfigError(f"--playbook is {file}, whose folder does not exist; make it, or name another")
-    for line in learn_playbook(study, family, tasks, file, most, gold, seed):
+        raise ConfigError(f"--playbook is {file}, whose folder does not exist; make the folder, or name another file")
+    for line in learn_playbook(study, family, tasks, file, max_bullets, gold, seed):
         print(line, flush=True)
 
 
 def run() -> None:
-    """Entry point: an error of the user is one line and an exit code, as for the commands of `selfcest`."""
+    """Run the command. A user's error is printed as one line, with the exit codes of `selfcest`."""
     try:
         typer.run(main)
     except (SelfcestError, OSError) as error:

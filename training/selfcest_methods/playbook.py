@@ -1,8 +1,11 @@
-"""`playbook` plays with advice that was learned from earlier tasks, after Agentic Context Engineering (Zhang et al.,
-arXiv 2510.04618). If it works, accuracy rises with the number of learned tasks, by more than the advice costs in
-tokens.
+"""`playbook` plays with advice that was learned from earlier tasks, one list of bullets for roots and one for clones.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: Agentic Context Engineering (Zhang et al., arXiv 2510.04618), and its released code. As there, a reflector draws
+a lesson from an episode, a curator adds bullets, and a merge without a model counts how often each bullet helped. Here
+equal bullets are found by their words and not by embeddings, and a full list drops its least helpful bullet.
+docs/methods.md has the rest.
+
+Expected effect: accuracy rises with the number of learned tasks, by more than the advice costs in tokens.
 """
 
 from __future__ import annotations
@@ -29,14 +32,21 @@ from selfcest_env.types import Role, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
 from selfcest_training.files import readable
 
-LEARN = "python -m selfcest_methods.learn_playbook"
+LEARN_COMMAND = "python -m selfcest_methods.learn_playbook"
 HEADING = "Advice from earlier tasks, which may be wrong:"
 
 
 @stored_as(key="key", text="text", helpful="helpful", harmful="harmful")
 @dataclass(frozen=True)
 class Bullet(Checked):
-    """One thing that was learned, and how often it was said to have helped and to have harmed."""
+    """A piece of advice.
+
+    Attributes:
+        key: unique in its playbook.
+        text: the advice.
+        helpful: number of episodes in which the reflector found it helpful.
+        harmful: number of episodes in which the reflector found it harmful.
+    """
 
     key: str
     text: str
@@ -49,7 +59,7 @@ Mark = Literal["helpful", "harmful", "neutral"]
 
 @dataclass(frozen=True)
 class Addition:
-    """A bullet that a curator wants for a role."""
+    """A bullet that the curator adds for a role."""
 
     role: Role
     text: str
@@ -58,11 +68,11 @@ class Addition:
 @stored_as(root="root", clone="clone", added="added", tasks="tasks")
 @dataclass(frozen=True)
 class Playbook(Checked):
-    """Bullets of roots and of clones, the oldest first.
+    """Bullets for roots and for clones, the oldest first.
 
     Attributes:
-        added: how many there ever were, for their keys.
-        tasks: that it was learned from, see `name_of`.
+        added: number of bullets that were ever added, from which keys are made.
+        tasks: identities of the tasks that it was learned from, see `get_task_identity`.
     """
 
     root: tuple[Bullet, ...] = ()
@@ -70,79 +80,96 @@ class Playbook(Checked):
     added: Size = 0
     tasks: tuple[str, ...] = ()
 
-    def of(self, role: Role) -> tuple[Bullet, ...]:
+    def bullets_of(self, role: Role) -> tuple[Bullet, ...]:
         return self.root if role is Role.ROOT else self.clone
 
-    def marked(self, marks: Mapping[str, Mark]) -> Playbook:
-        """With the counters of the bullets that were marked; keys of no bullet are ignored."""
-        root, clone = (tuple(_marked(b, marks.get(b.key)) for b in self.of(role)) for role in (Role.ROOT, Role.CLONE))
-        return replace(self, root=root, clone=clone)
+    def with_marks(self, marks: Mapping[str, Mark]) -> Playbook:
+        """Return the playbook with the marks counted. A mark whose key is unknown is ignored: a model wrote it."""
+        bullets = {}
+        for role in Role:
+            bullets[role] = tuple(_count_mark(bullet, marks.get(bullet.key)) for bullet in self.bullets_of(role))
+        return replace(self, root=bullets[Role.ROOT], clone=bullets[Role.CLONE])
 
-    def grown(self, additions: Sequence[Addition], most: int) -> Playbook:
-        """With new bullets that are no repetition, each in the place of the least helpful one of `most` of its role."""
-        bullets, added = {role: self.of(role) for role in Role}, self.added
+    def with_additions(self, additions: Sequence[Addition], max_bullets: int) -> Playbook:
+        """Return the playbook with the additions that repeat no bullet, and at most `max_bullets` bullets per role."""
+        bullets = {role: self.bullets_of(role) for role in Role}
+        added = self.added
         for addition in additions:
-            text, known = " ".join(addition.text.split()), bullets[addition.role]
-            if text and all(_form(text) != _form(bullet.text) for bullet in known):
+            text = " ".join(addition.text.split())
+            known = bullets[addition.role]
+            is_repeated = any(_normalize(text) == _normalize(bullet.text) for bullet in known)
+            if text and not is_repeated:
                 added += 1
-                bullets[addition.role] = (*_best(known, most - 1), Bullet(f"{addition.role}-{added}", text))
-        root, clone = (_best(bullets[role], most) for role in (Role.ROOT, Role.CLONE))
+                bullet = Bullet(f"{addition.role}-{added}", text)
+                # The new bullet needs a place even where all others helped: otherwise it could never be tried.
+                bullets[addition.role] = (*_keep_best(known, max_bullets - 1), bullet)
+        root = _keep_best(bullets[Role.ROOT], max_bullets)
+        clone = _keep_best(bullets[Role.CLONE], max_bullets)
         return replace(self, root=root, clone=clone, added=added)
 
     def note(self, role: Role) -> Note | None:
-        """What agents of a role are told; `None` where there is nothing."""
-        lines = [f"[{bullet.key}] {bullet.text}" for bullet in self.of(role)]
+        """Return the note for agents of a role, or `None` if the role has no bullets."""
+        lines = [f"[{bullet.key}] {bullet.text}" for bullet in self.bullets_of(role)]
+        # A model wrote the bullets, so they must not carry role markers or calls into the prompt.
         return Note("\n".join([HEADING, *lines]), trusted=False) if lines else None
 
     def prompt_variant(self) -> AddNote:
         return AddNote(self.note(Role.ROOT), self.note(Role.CLONE))
+
+    def texts_by_key(self) -> dict[str, str]:
+        """Return the texts of all bullets, those of roots first."""
+        return {bullet.key: bullet.text for bullet in (*self.root, *self.clone)}
 
     def to_json(self) -> str:
         return json.dumps(to_builtins(self), indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_file(cls, path: Path) -> Playbook:
-        """Raises `ConfigError` for a file that is not there, is no playbook, or has bullets of unknown tasks."""
+        """Read a playbook.
+
+        Raises:
+            ConfigError: the file does not exist, is no playbook, or has bullets but no list of tasks.
+        """
         if not path.is_file():
-            raise ConfigError(
-                f"the playbook {path} does not exist; make one with `python -m selfcest_methods.learn_playbook`"
-            )
+            raise ConfigError(f"the playbook {path} does not exist; make one with `{LEARN_COMMAND}`")
         with readable(path):
             text = path.read_text(encoding="utf-8")
         try:
             values = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"the playbook {path} is no JSON: {error}; make one with `{LEARN}`") from error
-        found = structure(values, cls, place=str(path))
-        if (found.root or found.clone) and "tasks" not in values:
+            raise ConfigError(f"the playbook {path} is no JSON: {error}; make one with `{LEARN_COMMAND}`") from error
+        playbook = structure(values, cls, place=str(path))
+        if (playbook.root or playbook.clone) and "tasks" not in values:
             raise ConfigError(
-                f"the playbook {path} does not say which tasks it was learned from, so none could be refused; make it "
-                f'again with `{LEARN}`, or write "tasks": [] into it if it was learned from none'
+                f"the playbook {path} has bullets and no list of the tasks that it was learned from; make it again "
+                f'with `{LEARN_COMMAND}`, or add "tasks": [] if it was learned from none'
             )
-        return found
+        return playbook
 
 
-def _marked(bullet: Bullet, mark: Mark | None) -> Bullet:
+def _count_mark(bullet: Bullet, mark: Mark | None) -> Bullet:
     return replace(bullet, helpful=bullet.helpful + (mark == "helpful"), harmful=bullet.harmful + (mark == "harmful"))
 
 
-def _form(text: str) -> str:
+def _normalize(text: str) -> str:
+    """Return the letters and digits of a text in small letters; texts with equal ones count as repetitions."""
     return "".join(char for char in text.lower() if char.isalnum())
 
 
-def _best(bullets: tuple[Bullet, ...], most: int) -> tuple[Bullet, ...]:
-    order = sorted(range(len(bullets)), key=lambda i: (bullets[i].helpful - bullets[i].harmful, i))
-    dropped = set(order[: max(0, len(bullets) - most)])
+def _keep_best(bullets: tuple[Bullet, ...], count: int) -> tuple[Bullet, ...]:
+    """Return `count` bullets without those of the lowest helpful - harmful; of equal ones the oldest goes first."""
+    by_value = sorted(range(len(bullets)), key=lambda i: (bullets[i].helpful - bullets[i].harmful, i))
+    dropped = by_value[: max(0, len(bullets) - count)]
     return tuple(bullet for i, bullet in enumerate(bullets) if i not in dropped)
 
 
 @stored_as("selfcest_training.evaluation.playbook:WithPlaybook", file="file")
 @dataclass(frozen=True)
 class WithPlaybook(Strategy, Checked):
-    """The policy plays, as the limits say, with a playbook in its contexts.
+    """The policy plays under the limits, with a playbook in its contexts.
 
     Attributes:
-        file: of the playbook; empty: none, as when learning begins.
+        file: path of the playbook; empty: a playbook without bullets.
     """
 
     file: str = ""
@@ -156,27 +183,32 @@ class WithPlaybook(Strategy, Checked):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        return {**super().recipe, "playbook": to_stored(self.playbook)}  # a file may change and keep its name
+        # The content is part of the recipe, because a file can change and keep its name.
+        return {**super().recipe, "playbook": to_stored(self.playbook)}
 
     def prompt_variant(self, context: PlayContext) -> AddNote:
         return self.playbook.prompt_variant()
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
-        """Raises `ConfigError` for a task that the playbook was learned from."""
+        """Raise `ConfigError` if the playbook was learned from one of these tasks."""
         for task in tasks:
-            if name_of(task, source) in self.playbook.tasks:
+            if get_task_identity(task, source) in self.playbook.tasks:
                 raise ConfigError(
                     f"the playbook {self.file} was learned from the task {task.task_id} that is to be played, "
-                    f"and may hold its answer; make another with `{LEARN}` and this study"
+                    f"and may hold its answer; make another with `{LEARN_COMMAND}` and this study"
                 )
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
-        self.check_tasks([instance.task for instance in instances], context.source)  # also of who plays without a study
+        # A study checks its tasks before any work; a caller of `play` may not have a study.
+        self.check_tasks([instance.task for instance in instances], context.source)
         return super().play(instances, context, player)
 
 
-def name_of(task: Task, source: TaskSource) -> str:
-    """What a task is known by: its question's identity where its source knows one, whatever documents surround it."""
+def get_task_identity(task: Task, source: TaskSource) -> str:
+    """Return the identity of a task's question, or the task's id if the source has no identities.
+
+    The same question with other documents around it has the same identity.
+    """
     return identity_of(source, task) or task.task_id
 
 
@@ -201,6 +233,8 @@ CURATE = (
 
 @dataclass(frozen=True)
 class Reflection:
+    """The reflector's answer. Its fields are the keys of the JSON object that `REFLECT` asks for."""
+
     lesson: str
     marks: dict[str, Mark]
 
@@ -209,15 +243,16 @@ Additions = tuple[Addition, ...]
 
 
 @dataclass(frozen=True)
-class Learned:
-    """One task's step.
+class LearningStep:
+    """The result of learning from one task.
 
     Attributes:
-        playbook: after it.
-        correct: whether the generator was right with the playbook of before.
-        tokens: of the generator's tree, the reflector and the curator.
-        displaced: bullets that made room, new ones among them.
-        unread: roles of those whose answer could not be read, so that the playbook is without it.
+        task_id: of the task.
+        playbook: after the step.
+        correct: whether the task was solved with the playbook before the step.
+        tokens: total tokens of the episode, the reflector and the curator.
+        displaced: number of bullets that were dropped, new ones included.
+        unread: `reflector` or `curator` if its answer could not be parsed; then it changed nothing.
     """
 
     task_id: str
@@ -229,17 +264,19 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class _Asks(Monolithic):
-    """An episode of one agent that is told what to do with the JSON it is given."""
+class _InstructedAgent(Monolithic):
+    """An episode of one agent with an instruction in its prompt."""
 
-    order: str = ""
+    instruction: str = ""
 
     def prompt_variant(self, context: PlayContext) -> AddNote:
-        return AddNote(root=Note(self.order))
+        return AddNote(root=Note(self.instruction))
 
 
 @dataclass(frozen=True)
-class _Plays(Strategy):
+class _LearningPlayer(Strategy):
+    """The policy with the playbook that is being learned."""
+
     book: Playbook = Playbook()
 
     def prompt_variant(self, context: PlayContext) -> AddNote:
@@ -248,94 +285,114 @@ class _Plays(Strategy):
 
 @dataclass(frozen=True)
 class PlaybookLearner(Checked):
-    """Learns a playbook, task by task.
+    """Learns a playbook task by task.
 
     Attributes:
-        most: bullets of a role.
-        gold: what the reflector is told of the truth: nothing; the verdict, whether the generator was right; or also
-            the answer. Not for tasks that are to be evaluated.
+        max_bullets: largest number of bullets of a role.
+        gold: truth that the reflector is told: `none`; `verdict`, whether the answer was right; or `answer`, the
+            verdict and the right answer. Tasks of an evaluation must not be learned from.
     """
 
-    most: Count = 30
+    max_bullets: Count = 30
     gold: Gold = "none"
 
     def learn(
         self, instances: Sequence[Instance], playbook: Playbook, context: PlayContext, player: Player, reward: Reward
-    ) -> Iterator[Learned]:
-        """One step per instance that the playbook is not from yet, in order. Every episode has the context's limits."""
+    ) -> Iterator[LearningStep]:
+        """Yield a step for each instance that the playbook was not learned from yet, in order.
+
+        Every episode of a step may use all of the context's limits.
+        """
         for instance in instances:
-            name, before = name_of(instance.task, context.source), playbook
-            if name in playbook.tasks:
-                continue
-            (record,) = _Plays(playbook).play_once([instance], [context.limits], 0, context, player)
-            correct = reward.grade(record).correct
-            shown: dict[str, object] = {"task": instance.task.prompt, "agents": _shown(record)}
-            if self.gold != "none":
-                shown["right"] = correct
-            if self.gold == "answer":
-                shown["right answer"] = instance.task.answer
-            shown["advice"] = _all(playbook)
-            first = self._ask(REFLECT, shown, instance, 1, context, player)
-            reflection = _read(first, Reflection)
-            records, unread = [record, first], [] if reflection else ["reflector"]
-            if reflection is not None:
-                playbook = playbook.marked(reflection.marks)
-                lesson = {"lesson": reflection.lesson, "advice": _all(playbook)}
-                second = self._ask(CURATE, lesson, instance, 2, context, player)
-                additions = _read(second, Additions)
-                records, unread = [*records, second], unread if additions is not None else ["curator"]
-                playbook = playbook.grown(additions or (), self.most)
-            playbook = replace(playbook, tasks=(*playbook.tasks, name))
-            tokens = sum(one.cost.total_tokens for one in records)
-            displaced = len(_all(before)) + playbook.added - before.added - len(_all(playbook))
-            yield Learned(instance.task.task_id, playbook, correct, tokens, displaced, tuple(unread))
+            if get_task_identity(instance.task, context.source) not in playbook.tasks:
+                step = self._learn_from(instance, playbook, context, player, reward)
+                playbook = step.playbook
+                yield step
+
+    def _learn_from(
+        self, instance: Instance, playbook: Playbook, context: PlayContext, player: Player, reward: Reward
+    ) -> LearningStep:
+        (episode,) = _LearningPlayer(playbook).play_once([instance], [context.limits], 0, context, player)
+        correct = reward.grade(episode).correct
+        observations: dict[str, object] = {"task": instance.task.prompt, "agents": _describe_agents(episode)}
+        if self.gold != "none":
+            observations["right"] = correct
+        if self.gold == "answer":
+            observations["right answer"] = instance.task.answer
+        observations["advice"] = playbook.texts_by_key()
+        reflector = self._ask(REFLECT, observations, instance, 1, context, player)
+        records = [episode, reflector]
+        unread = []
+        new_playbook = playbook
+        reflection = _parse_answer(reflector, Reflection)
+        if reflection is None:
+            unread.append("reflector")
+        else:
+            new_playbook = playbook.with_marks(reflection.marks)
+            lesson = {"lesson": reflection.lesson, "advice": new_playbook.texts_by_key()}
+            curator = self._ask(CURATE, lesson, instance, 2, context, player)
+            records.append(curator)
+            additions = _parse_answer(curator, Additions)
+            if additions is None:
+                unread.append("curator")
+            new_playbook = new_playbook.with_additions(additions or (), self.max_bullets)
+        identity = get_task_identity(instance.task, context.source)
+        new_playbook = replace(new_playbook, tasks=(*playbook.tasks, identity))
+        size_without_drops = len(playbook.texts_by_key()) + new_playbook.added - playbook.added
+        return LearningStep(
+            task_id=instance.task.task_id,
+            playbook=new_playbook,
+            correct=correct,
+            tokens=sum(record.cost.total_tokens for record in records),
+            displaced=size_without_drops - len(new_playbook.texts_by_key()),
+            unread=tuple(unread),
+        )
 
     def _ask(
         self,
-        order: str,
-        shown: Mapping[str, object],
+        instruction: str,
+        data: Mapping[str, object],
         instance: Instance,
         sample: int,
         context: PlayContext,
         player: Player,
     ) -> EpisodeRecord:
-        task = Task(f"{instance.task.task_id}.{sample}", json.dumps(shown, ensure_ascii=False), "", "playbook")
-        asked = replace(instance, task=task)
-        (record,) = _Asks(order=order).play_once([asked], [context.limits], sample, context, player)
+        """Play an episode of one agent whose task is JSON data and whose prompt says what to do with it."""
+        task = Task(f"{instance.task.task_id}.{sample}", json.dumps(data, ensure_ascii=False), "", "playbook")
+        agent = _InstructedAgent(instruction=instruction)
+        (record,) = agent.play_once([replace(instance, task=task)], [context.limits], sample, context, player)
         return record
 
 
-def _shown(record: EpisodeRecord) -> list[dict[str, object]]:
-    return [
-        {
-            "agent": str(agent.agent_id),
-            "objective": agent.objective,
-            "wrote": [turn.generation.text for turn in agent.turns],
-            "ended": agent.status,
-        }
-        for agent in record.agents
-    ]
-
-
-def _all(playbook: Playbook) -> dict[str, str]:
-    return {bullet.key: bullet.text for role in Role for bullet in playbook.of(role)}
-
-
-def _read(record: EpisodeRecord, kind: Any) -> Any:
-    """The JSON that an episode answered with, if it has this form; `None` if not.
-
-    Around it there may be words, or a fence. The game takes for the answer what follows the last 'Answer:', and that
-    may stand in a lesson; then the JSON begins before the answer.
-    """
-    begins, ends = ("[", "]") if kind is Additions else ("{", "}")
-    answer = record.answer or ""
-    for text in (answer, record.root.turns[-1].generation.text) if ends in answer else ():
-        for part in (text, *_FENCED.findall(text)[-1:]):
-            try:
-                return structure(json.loads(part[part.find(begins) : part.rfind(ends) + 1]), kind)
-            except (ValueError, RecursionError, ConfigError):
-                continue
-    return None
+def _describe_agents(record: EpisodeRecord) -> list[dict[str, object]]:
+    """Return what the reflector is told of each agent."""
+    agents: list[dict[str, object]] = []
+    for agent in record.agents:
+        texts = [turn.generation.text for turn in agent.turns]
+        agents.append(
+            {"agent": str(agent.agent_id), "objective": agent.objective, "wrote": texts, "ended": agent.status}
+        )
+    return agents
 
 
 _FENCED = re.compile(r"```[a-z]*\n(.*?)```", re.S | re.I)
+
+
+def _parse_answer(record: EpisodeRecord, kind: Any) -> Any:
+    """Return the JSON value of an episode's answer as a `kind`, or `None` if it has another form.
+
+    Words or a fence may stand around the JSON.
+    """
+    opening, closing = ("[", "]") if kind is Additions else ("{", "}")
+    answer = record.answer or ""
+    if closing not in answer:
+        return None
+    # The game takes the text after the last 'Answer:' for the answer. A lesson may contain this marker; then the JSON
+    # begins before the answer, so the whole last turn is tried next.
+    for text in (answer, record.root.turns[-1].generation.text):
+        for part in (text, *_FENCED.findall(text)[-1:]):
+            try:
+                return structure(json.loads(part[part.find(opening) : part.rfind(closing) + 1]), kind)
+            except (ValueError, RecursionError, ConfigError):
+                continue
+    return None
