@@ -105,7 +105,7 @@ class Clock:
         """Decode until nothing is left, that time has come, or `over` says so after a row has ended."""
         while self._rows and not over():
             rows = len(self._rows)
-            step = self._seconds.get(rows) or self._seconds.setdefault(rows, self.curve.seconds(rows))
+            step = self._seconds.get(rows) or self._seconds.setdefault(rows, self.curve.step_seconds(rows))
             end = self.now + (self._rows[0][0] - self._decoded) * step
             if end > until:
                 self._decoded += (until - self.now) / step
@@ -282,7 +282,7 @@ def draws(pool: Sequence[Episode], tail: str, number: int, step: int) -> list[Ep
 
 def efficiency(ends: Sequence[float], made: Sequence[int], workers: int, curve: ThroughputCurve) -> float:
     """Tokens of the counted steps over those that the workers would have made at full rate in that time."""
-    return sum(made[WARM : WARM + COUNTED]) / (workers * curve.rate(SLOTS) * counted_seconds(ends))
+    return sum(made[WARM : WARM + COUNTED]) / (workers * curve.tokens_per_second(SLOTS) * counted_seconds(ends))
 
 
 def counted_seconds(ends: Sequence[float]) -> float:
@@ -300,7 +300,7 @@ def simulate(pool: Sequence[Episode], curve: ThroughputCurve, tail: str, *, weak
         steps = [draws(pool, tail, size, step) for step in range(STEPS)]
         work = [[step[part] for part in shares(size, workers)] for step in steps]
         made = [tokens(step) for step in steps]
-        update = UPDATE * float(np.mean(made)) / (workers * curve.rate(SLOTS))
+        update = UPDATE * float(np.mean(made)) / (workers * curve.tokens_per_second(SLOTS))
         seconds = [[part_seconds(part, curve, SLOTS) for part in step] for step in work]
         for mode, (lag, tails) in MODES.items():
             ends = overlapped(work, lag, update, curve) if tails else timeline(seconds, lag, update)

@@ -28,7 +28,7 @@ from selfcest_eval.play.results import Result, ResultKey, write_result
 from selfcest_eval.report.training_run import EvaluationStage
 from selfcest_training.config import EvalSet, EvaluationConfig
 from selfcest_training.config_file import dump_config, load_stored_config
-from selfcest_training.planning.shapes import model_shape
+from selfcest_training.planning.shapes import get_model_shape
 
 STRANGER = """
 from pathlib import Path
@@ -204,7 +204,7 @@ def test_a_command_that_looks_downloads_no_model(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     with only_trusted([]), pytest.raises(ConfigError, match="contacts no network"):
-        model_shape(PlugIn("chat", {"source": "hub:nobody/nothing"}))
+        get_model_shape(PlugIn("chat", {"source": "hub:nobody/nothing"}))
 
 
 def test_a_command_that_looks_downloads_no_data_set(
@@ -221,7 +221,7 @@ def test_a_command_that_looks_converts_no_gguf_file(folder: Path, monkeypatch: p
     model = folder / "stranger.gguf"
     model.write_bytes(b"GGUF")
     with only_trusted([]), pytest.raises(ConfigError, match="has not been converted yet"):
-        model_shape(PlugIn("chat", {"source": str(model)}))
+        get_model_shape(PlugIn("chat", {"source": str(model)}))
     assert not (folder / "cache").exists()
 
 

@@ -19,8 +19,8 @@ from selfcest_env.structure import construct
 from selfcest_eval.report.training_run import study_of
 from selfcest_training.cluster.config import check_resources
 from selfcest_training.config_file import load_config
-from selfcest_training.planning.memory import longest_context
-from selfcest_training.planning.shapes import model_shape
+from selfcest_training.planning.memory import max_context_length
+from selfcest_training.planning.shapes import get_model_shape
 from selfcest_training.run.job import Job, JobId, check_options, check_stages
 from selfcest_training.stages.registry import make_stages
 
@@ -44,7 +44,7 @@ def test_a_recipe_is_built_up_to_the_missing_device(path: Path) -> None:
         built = replace(config, model=small, sampler=PlugIn("transformers", {"dtype": "float32"}), cluster=None)
         Job(built, JobId(variant, 0), lambda *_: None).close()
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
-        assert longest_context(config.limits_of(variant), model_shape(config.model)) <= (vllm.max_positions or 0)
+        assert max_context_length(config.limits_of(variant), get_model_shape(config.model)) <= (vllm.max_positions or 0)
     assert len(study_of(config).eval_sets) == len(config.evaluation.eval_sets)
 
 

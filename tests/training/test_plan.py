@@ -37,13 +37,13 @@ from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions, LossConfig, LossTermConfig, OptimizerConfig, Precision
 from selfcest_training.learner.update import Learner
 from selfcest_training.planning import memory
-from selfcest_training.planning.changes import missing_bytes, refuse, what_helps
-from selfcest_training.planning.lengths import Lengths, allowed, recorded
-from selfcest_training.planning.memory import GIB, MemoryPart, ProcessMemory, plan_processes, token_bytes
-from selfcest_training.planning.report import _place_lines
-from selfcest_training.planning.shapes import KNOWN, model_shape
-from selfcest_training.planning.speed import ThroughputCurve, read_curve, step_plan
-from selfcest_training.planning.totals import job_totals
+from selfcest_training.planning.changes import find_changes, make_misfit_error, missing_bytes
+from selfcest_training.planning.lengths import EpisodeLengths, compute_max_lengths, read_lengths
+from selfcest_training.planning.memory import GIB, MemoryPart, ProcessMemory, cache_bytes_per_token, plan_processes
+from selfcest_training.planning.report import _process_lines
+from selfcest_training.planning.shapes import KNOWN, get_model_shape
+from selfcest_training.planning.speed import ThroughputCurve, plan_step, read_curve
+from selfcest_training.planning.totals import plan_job
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,8 +70,8 @@ def parts_of(place: ProcessMemory) -> dict[str, int]:
 )
 def test_the_table_has_the_parameters_that_the_models_have(name: str, parameters: int, cached: int) -> None:
     """As their pages on the hub count them."""
-    shape = model_shape(PlugIn("chat", {"source": f"hub:{name}", "device": "cuda"}))
-    assert (shape.parameters, shape.cached_numbers) == (parameters, cached)
+    shape = get_model_shape(PlugIn("chat", {"source": f"hub:{name}", "device": "cuda"}))
+    assert (shape.parameters, shape.cache_numbers_per_token) == (parameters, cached)
     assert "a table in this version" in shape.source
     assert name in KNOWN
 
@@ -82,17 +82,17 @@ def test_a_folder_says_its_own_dimensions(tmp_path: Path) -> None:
     )
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path)  # no weights, no tokenizer
-    shape = model_shape(PlugIn("chat", {"source": str(tmp_path)}))
+    shape = get_model_shape(PlugIn("chat", {"source": str(tmp_path)}))
     assert shape.source == str(tmp_path / "config.json")
     assert shape.parameters == sum(weight.numel() for weight in shape.model.parameters())
     with pytest.raises(ConfigError, match=r"model\.options\.sauce is unknown"):
-        model_shape(PlugIn("chat", {"source": str(tmp_path), "sauce": 1}))
+        get_model_shape(PlugIn("chat", {"source": str(tmp_path), "sauce": 1}))
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_weights_gradients_and_moments_are_those_of_a_step(lora: LoraOptions | None, tmp_path: Path) -> None:
     config = replace(job_config(tmp_path), lora=lora)
-    planned = parts_of(plan_processes(config, "delegating", model_shape(config.model), passes=False)[0])
+    planned = parts_of(plan_processes(config, "delegating", get_model_shape(config.model), passes=False)[0])
     model = build_tiny(TinyConfig(**config.model.options), 0)
     if lora is not None:
         add_lora(model, lora, 0)
@@ -112,7 +112,7 @@ def test_weights_gradients_and_moments_are_those_of_a_step(lora: LoraOptions | N
 
 def test_adapters_per_role_train_twice_as_much_and_sample_from_two_copies(tmp_path: Path) -> None:
     config = replace(job_config(tmp_path), lora=LORA)
-    shape = model_shape(config.model)
+    shape = get_model_shape(config.model)
     one, two = (
         parts_of(
             plan_processes(replace(config, lora=replace(LORA, per_role=per_role)), "delegating", shape, passes=False)[0]
@@ -134,15 +134,15 @@ def test_a_token_in_the_cache_is_as_large_as_the_engines() -> None:
     held = sum(
         tensor[0, :, 0].numel() * tensor.element_size() for tensor in (*engine._cache._keys, *engine._cache._values)
     )
-    assert token_bytes(model_shape(PlugIn("tiny", options)), "float32") == held
+    assert cache_bytes_per_token(get_model_shape(PlugIn("tiny", options)), "float32") == held
 
 
 def test_a_shard_is_what_a_rank_has_of_every_tensor() -> None:
     config = load_config(GPU / "qwen3_ledger.yaml", ["lora=null", "model.options.source=smollm2"])
-    shape = model_shape(config.model)
-    whole, *_ = memory.learner_parts(config, "delegating", shape, 1, passes=False)
+    shape = get_model_shape(config.model)
+    whole, *_ = memory.list_learner_parts(config, "delegating", shape, 1, passes=False)
     for ranks in (2, 7):
-        parts = parts_of(ProcessMemory("", memory.learner_parts(config, "delegating", shape, ranks, passes=False)))
+        parts = parts_of(ProcessMemory("", memory.list_learner_parts(config, "delegating", shape, ranks, passes=False)))
         by_hand = sum(
             -(-weight.shape[0] // ranks) * (weight.numel() // weight.shape[0]) * 4
             for weight in shape.model.parameters()
@@ -156,14 +156,14 @@ def test_a_shard_is_what_a_rank_has_of_every_tensor() -> None:
 def test_what_a_rank_loads_before_it_shards_is_the_machine_s(reference: bool) -> None:
     changes = ["variants.delegating.rl.loss.terms={kl: {weight: 0.1}}"] if reference else []
     config = load_config(GPU / "qwen25_7b_8gpus.yaml", changes)
-    shape = model_shape(config.model)
+    shape = get_model_shape(config.model)
     driver, rank, worker = plan_processes(config, "delegating", shape, passes=False)
     assert rank.loading == 4 * shape.parameters * (1 + reference)
     assert parts_of(rank)["weights"] * 4 < rank.loading * 1.01 / (1 + reference), "of which a GPU is given a part"
     assert (driver.loading, worker.loading) == (0, 0)
-    said = [line for line in _place_lines(rank, None) if "memory while it loads" in line]
+    said = [line for line in _process_lines(rank, None) if "memory while it loads" in line]
     assert [line.split()[0] for line in said] == [f"{rank.loading / GIB:.3f}"]
-    assert not any("memory while it loads" in line for line in _place_lines(driver, None))
+    assert not any("memory while it loads" in line for line in _process_lines(driver, None))
 
 
 def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
@@ -239,46 +239,46 @@ def test_a_reference_and_waiting_copies_are_counted(tmp_path: Path) -> None:
     config = replace(
         config, variants={"delegating": replace(variant, rl=rl)}, sampler=PlugIn("transformers", {"dtype": "float32"})
     )
-    parts = parts_of(plan_processes(config, "delegating", model_shape(config.model), passes=False)[0])
+    parts = parts_of(plan_processes(config, "delegating", get_model_shape(config.model), passes=False)[0])
     assert parts["reference model"] == parts["weights"]
-    assert parts["copies that wait"] == 2 * parts["weights"]
-    assert memory.pushed_bytes(config, model_shape(config.model)) == parts["weights"]
+    assert parts["copies of waiting steps"] == 2 * parts["weights"]
+    assert memory.sync_bytes(config, get_model_shape(config.model)) == parts["weights"]
 
 
-# Lengths and speed
+# EpisodeLengths and speed
 
 
 def test_the_longest_of_many_by_hand() -> None:
-    lengths = Lengths("", 4.0, 8.0, (1.0, 3.0))
-    assert lengths.longest_of(1) == 2.0
-    assert lengths.longest_of(2) == 1 / 4 + 3 * 3 / 4
+    lengths = EpisodeLengths("", 4.0, 8.0, (1.0, 3.0))
+    assert lengths.expected_longest_path(1) == 2.0
+    assert lengths.expected_longest_path(2) == 1 / 4 + 3 * 3 / 4
 
 
 def test_what_limits_allow_by_hand() -> None:
     one = Limits(total_tokens=10_000, turn_tokens=100, max_turns=3, max_depth=0, context_tokens=250)
-    assert allowed(one).generated == 250
-    tree = allowed(replace(one, max_depth=1, max_clones=4))
-    assert (tree.generated, tree.paths) == (1250, (250 + 2 * 250,))
+    assert compute_max_lengths(one).generated == 250
+    tree = compute_max_lengths(replace(one, max_depth=1, max_clones=4))
+    assert (tree.generated, tree.critical_paths) == (1250, (250 + 2 * 250,))
     assert tree.total == 1250
-    assert allowed(replace(one, max_depth=None, max_clones=400)).paths == (10_000,)
+    assert compute_max_lengths(replace(one, max_depth=None, max_clones=400)).critical_paths == (10_000,)
 
 
 def test_recorded_lengths_leave_replays_out(tmp_path: Path) -> None:
     file = tmp_path / "episodes.jsonl"
     file.write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds no episode"):
-        recorded(file)
+        read_lengths(file)
 
 
 CURVE = ThroughputCurve("e", "m", "here", "measured by hand", ((1, 10.0), (4, 20.0)), trained_tokens_per_second=100.0)
 
 
 def test_a_curve_by_hand() -> None:
-    assert CURVE.seconds(1) == 0.1
-    assert CURVE.seconds(4) == 0.2
-    assert CURVE.seconds(2.5) == pytest.approx(0.15)
-    assert CURVE.rate(40) == 20
-    with pytest.raises(ConfigError, match="expected rising numbers"):
+    assert CURVE.step_seconds(1) == 0.1
+    assert CURVE.step_seconds(4) == 0.2
+    assert CURVE.step_seconds(2.5) == pytest.approx(0.15)
+    assert CURVE.tokens_per_second(40) == 20
+    with pytest.raises(ConfigError, match="expected ascending numbers"):
         replace(CURVE, points=((4, 1.0), (1, 1.0)))
     with pytest.raises(ConfigError, match="points is empty"):
         replace(CURVE, points=())
@@ -300,17 +300,17 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
     config = job_config(tmp_path)
     rl = replace(config.variants["delegating"].rl, tasks_per_step=2, group_size=2, minibatches=1)
     config = replace(config, variants={"delegating": replace(config.variants["delegating"], rl=rl)})
-    lengths = Lengths("", 40.0, 50.0, (20.0,))
-    step = step_plan(config, "delegating", lengths, CURVE, slots=4)
+    lengths = EpisodeLengths("", 40.0, 50.0, (20.0,))
+    step = plan_step(config, "delegating", lengths, CURVE, max_batch_size=4)
     # 160 tokens at 20 a second, and a chain of 20 at 0.1 s each, alone, or 0.2 s among four.
     assert step.rollout == (8.0, 8.0 + 20 * 0.2)
     assert step.workers_at_limit == 4  # 8 s of work over 2 s of chain
-    without_end = Lengths("", math.inf, math.inf, (math.inf,))
-    assert step_plan(config, "delegating", without_end, CURVE, slots=4).workers_at_limit is None
+    without_end = EpisodeLengths("", math.inf, math.inf, (math.inf,))
+    assert plan_step(config, "delegating", without_end, CURVE, max_batch_size=4).workers_at_limit is None
     assert step.update == 200 / 100
     assert step.seconds(0) == (10.0, 14.0)
     assert step.seconds(1) == (8.0, 12.0)
-    assert step_plan(config, "delegating", lengths, None, slots=4).rollout is None
+    assert plan_step(config, "delegating", lengths, None, max_batch_size=4).rollout is None
 
 
 # What is printed, and what is refused
@@ -327,7 +327,7 @@ def test_the_plan_says_what_is_unknown(tmp_path: Path) -> None:
     assert "device: unknown (--memory GIB)" in said
     assert "its speed is unknown (--curve FILE)" in said
     assert "the most that limits allow" in said
-    assert "nothing, the sampler uses the learner's own weights" in said
+    assert "none, the sampler uses the learner's own weights" in said
 
 
 def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
@@ -335,9 +335,9 @@ def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
     eval_sets = (EvalSet("choice", "any"), EvalSet("choice", "again"))
     evaluation = EvaluationConfig(eval_sets, episodes=5, temperatures=(0.0, 0.8))
     config = replace(config, seeds=(0, 1), evaluation=evaluation)
-    lengths = Lengths("", 40.0, 50.0, (20.0,))
-    step = step_plan(config, "delegating", lengths, CURVE, slots=4)
-    totals = job_totals(config, "delegating", lengths, step, CURVE)
+    lengths = EpisodeLengths("", 40.0, 50.0, (20.0,))
+    step = plan_step(config, "delegating", lengths, CURVE, max_batch_size=4)
+    totals = plan_job(config, "delegating", lengths, step, CURVE)
     assert (totals.steps, totals.ended_by) == (10, "rl.steps")
     assert (totals.demonstrations, totals.sampled, totals.trained) == (24_000, 10 * 32 * 40, 10 * 32 * 50)
     assert totals.compute == 10 * 32 * 40 + 3 * (24_000 + 10 * 32 * 50)
@@ -348,13 +348,13 @@ def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
 
     # A step is 32 x (40 + 3 x 50) = 6,080 tokens of compute, 32 x 40 = 1,280 of them sampled.
     budget = replace(config, compute_tokens=72_000 + 3 * 6080 + 1)
-    ended = job_totals(budget, "delegating", lengths, step, None)
+    ended = plan_job(budget, "delegating", lengths, step, None)
     assert (ended.steps, ended.ended_by, ended.seconds) == (4, "compute_tokens", None)
     sampled = replace(config.variants["delegating"].rl, sampled_tokens=2 * 1280)
     config = replace(config, variants={"delegating": replace(config.variants["delegating"], rl=sampled)})
-    ended = job_totals(config, "delegating", lengths, step, CURVE)
+    ended = plan_job(config, "delegating", lengths, step, CURVE)
     assert (ended.steps, ended.ended_by) == (2, "rl.sampled_tokens")
-    imitating = job_totals(config, "delegating", lengths, None, CURVE)
+    imitating = plan_job(config, "delegating", lengths, None, CURVE)
     assert (imitating.steps, imitating.sampled, imitating.seconds) == (0, 0.0, (240.0, 240.0))
 
 
@@ -363,7 +363,7 @@ def test_the_plan_gives_the_totals_of_a_run_and_its_time_where_a_curve_is_known(
     said = printed(config)
     assert "Whole run: 1 variant(s) x 2 seed(s)" in said
     assert "10 steps of RL (until rl.steps) that generate 25,600 tokens" in said
-    assert "in all: RL generates 51,200 tokens" in said
+    assert "total: RL generates 51,200 tokens" in said
     assert "time: unknown without a curve" in said
     file = tmp_path / "curve.json"
     values = {"engine": "e", "model": "m", "machine": "c", "measured": "by hand", "points": [[1, 100.0]]}
@@ -377,19 +377,24 @@ def test_the_plan_gives_the_totals_of_a_run_and_its_time_where_a_curve_is_known(
 
 def test_totals_without_a_bound_say_so(tmp_path: Path) -> None:
     config = replace(job_config(tmp_path), compute_tokens=10**6)
-    lengths = Lengths("", math.inf, math.inf, (math.inf,))
-    step = step_plan(config, "delegating", lengths, None, slots=4)
-    totals = job_totals(config, "delegating", lengths, step, None)
+    lengths = EpisodeLengths("", math.inf, math.inf, (math.inf,))
+    step = plan_step(config, "delegating", lengths, None, max_batch_size=4)
+    totals = plan_job(config, "delegating", lengths, step, None)
     assert (totals.steps, totals.sampled, totals.compute) == (10, math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
     ("ranks", "each", "changes", "note"),
     [
-        (2, {"GPU": 1.0}, ["cluster.learner_ranks=8"], "8 learner ranks in place of 2 (6 GPU more)"),
-        (2, {"GPU": 0.5, "CPU": 2.0}, ["workers=1", "cluster.learner_ranks=4"], "4 learner ranks in place of 2 (1 GPU"),
-        (2, {}, ["cluster.learner_ranks=4"], "4 learner ranks in place of 2"),
-        (4, {"GPU": 1.0}, ["cluster.learner_ranks=8", "cluster.learner_ranks=16"], "16 learner ranks in place of 4"),
+        (2, {"GPU": 1.0}, ["cluster.learner_ranks=8"], "8 learner ranks instead of 2 (6 more GPU)"),
+        (
+            2,
+            {"GPU": 0.5, "CPU": 2.0},
+            ["workers=1", "cluster.learner_ranks=4"],
+            "4 learner ranks instead of 2 (1 more",
+        ),
+        (2, {}, ["cluster.learner_ranks=4"], "4 learner ranks instead of 2"),
+        (4, {"GPU": 1.0}, ["cluster.learner_ranks=8", "cluster.learner_ranks=16"], "16 learner ranks instead of 4"),
     ],
 )
 def test_a_proposal_that_needs_more_hardware_says_so(
@@ -397,9 +402,9 @@ def test_a_proposal_that_needs_more_hardware_says_so(
 ) -> None:
     cluster = ClusterConfig(learner_ranks=ranks, learner_resources=each)
     config = replace(job_config(tmp_path), cluster=cluster, workers=1)
-    assert f"it would, but that needs more hardware: {note}" in str(refuse("does not fit", config, changes))
-    assert "hardware" not in str(refuse("does not fit", config, ["lora={rank: 32, alpha: 64}"]))
-    assert "hardware" not in str(refuse("does not fit", replace(config, cluster=None), ["workers=1"]))
+    assert f", but that needs more hardware: {note}" in str(make_misfit_error("does not fit", config, changes))
+    assert "hardware" not in str(make_misfit_error("does not fit", config, ["lora={rank: 32, alpha: 64}"]))
+    assert "hardware" not in str(make_misfit_error("does not fit", replace(config, cluster=None), ["workers=1"]))
 
 
 def test_ranks_are_proposed_where_they_help(tmp_path: Path) -> None:
@@ -413,10 +418,8 @@ def test_ranks_are_proposed_where_they_help(tmp_path: Path) -> None:
         forward=ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True, logit_chunk=256),
         lora=None,
     )
-    held = max(place.size for place in plan_processes(config, "delegating", model_shape(config.model)))
-    with pytest.raises(
-        ConfigError, match=r"does not fit.*cluster\.learner_ranks=\d+ it would, but that needs more hardw"
-    ):
+    held = max(place.size for place in plan_processes(config, "delegating", get_model_shape(config.model)))
+    with pytest.raises(ConfigError, match=r"does not fit.*cluster\.learner_ranks=\d+, but that needs more hardw"):
         printed(config, memory=0.8 * held / GIB)
 
 
@@ -424,16 +427,16 @@ def test_what_does_not_fit_is_refused_by_name_and_the_change_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(job_config(tmp_path), forward=ForwardOptions(logit_chunk=0), micro_batch_tokens=4096)
-    held = max(place.size for place in plan_processes(config, "delegating", model_shape(config.model)))
+    held = max(place.size for place in plan_processes(config, "delegating", get_model_shape(config.model)))
     less = int(held * 0.7)
     with pytest.raises(
-        ConfigError, match=r"does not fit: a job .* \(.*activations .*more than the .*; with "
+        ConfigError, match=r"does not fit: a job .* \(.*activations .*more than its .*; it fits with "
     ) as caught:
         printed(config, memory=less / GIB)
     assert "forward.gradient_checkpointing=true" in str(caught.value)
     assert missing_bytes(replace(config, forward=replace(config.forward, gradient_checkpointing=True)), less) == 0
-    monkeypatch.setattr("selfcest_training.planning.changes._changes", lambda config: ())
-    with pytest.raises(ConfigError, match="no change of this config that is known here would make it fit"):
+    monkeypatch.setattr("selfcest_training.planning.changes._list_changes", lambda config: ())
+    with pytest.raises(ConfigError, match="no known change of this config makes it fit"):
         printed(config, memory=1e-4)
 
 
@@ -449,9 +452,9 @@ def test_train_refuses_weights_that_the_gpu_cannot_hold(monkeypatch: pytest.Monk
 
 def test_a_place_with_a_share_of_a_device() -> None:
     place = ProcessMemory("p", (MemoryPart("a", 60, "", weights=True), MemoryPart("b", 30, "")), share=0.5)
-    assert place.missing(100) == 40
-    assert place.missing(100, weights_alone=True) == 10
-    assert replace(place, share=0.0).missing(1) == 0
+    assert place.excess_bytes(100) == 40
+    assert place.excess_bytes(100, weights_only=True) == 10
+    assert replace(place, share=0.0).excess_bytes(1) == 0
 
 
 @pytest.mark.slow
@@ -465,8 +468,8 @@ def test_a_7b_with_too_little_memory_is_refused(
         cli.main()
     assert caught.value.code == 2
     said = capsys.readouterr().err
-    assert re.search(r"does not fit: .*moments 56\.7.* more than the 80\.0 it has; with .*it would", said)
+    assert re.search(r"does not fit: .*moments 56\.7.* more than its 80\.0; it fits with ", said)
     for gib in (60, 80):
-        changes = what_helps(load_config(file, overrides), gib * GIB)
+        changes = find_changes(load_config(file, overrides), gib * GIB)
         helped = [one for change in changes for one in ([change] if "{" in change else change.split())]
         assert missing_bytes(load_config(file, [*overrides, *helped]), gib * GIB) == 0

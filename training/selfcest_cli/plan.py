@@ -1,4 +1,4 @@
-"""`selfcest plan`."""
+"""The command `selfcest plan`."""
 
 from __future__ import annotations
 
@@ -8,64 +8,69 @@ from rich.console import Console
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
-from selfcest_training.planning.changes import missing_bytes, refuse, what_helps
-from selfcest_training.planning.lengths import allowed, recorded
-from selfcest_training.planning.memory import GIB, plan_processes, slots
-from selfcest_training.planning.report import plan_lines
-from selfcest_training.planning.shapes import device_memory, model_shape
-from selfcest_training.planning.speed import read_curve, step_plan
-from selfcest_training.planning.totals import job_totals
+from selfcest_training.planning.changes import find_changes, make_misfit_error, missing_bytes
+from selfcest_training.planning.lengths import compute_max_lengths, read_lengths
+from selfcest_training.planning.memory import GIB, get_max_batch_size, plan_processes
+from selfcest_training.planning.report import DeviceMemory, plan_lines
+from selfcest_training.planning.shapes import device_memory, get_model_shape
+from selfcest_training.planning.speed import plan_step, read_curve
+from selfcest_training.planning.totals import plan_job
 
 
 def print_plan(
     config: RunConfig, console: Console, *, memory: float | None, episodes: Path | None, curve: Path | None
 ) -> None:
-    """Print what the run will need.
+    """Print the memory, time and tokens that a run needs.
 
     Args:
-        config: of the run.
-        console: where to.
-        memory: GiB of one device; `None`: what torch sees of the one that the config names, if it does.
+        config: the run's config.
+        console: console to print to.
+        memory: GiB of one device; `None` takes the memory of the GPU that the config names, if there is one.
         episodes: a run's episodes.jsonl.
         curve: a JSON file, see `speed.ThroughputCurve`.
 
     Raises:
-        ConfigError: it does not fit; after the plan was printed.
+        ConfigError: the run does not fit its devices. The plan is printed first.
     """
-    if memory is not None and not memory > 0:
-        raise ConfigError(f"--memory is {memory:g}; expected GiB of one device, as in 80")
-    shape = model_shape(config.model)
-    asked = device_memory(shape.device)
-    device = (int(memory * GIB), "--memory") if memory is not None else (asked, "says torch") if asked else None
-    measured = None if curve is None else read_curve(curve)
-    lengths = {
-        variant: allowed(config.limits_of(variant)) if episodes is None else recorded(episodes)
-        for variant in config.variants
-    }
-    steps = {
-        variant: step_plan(config, variant, lengths[variant], measured, slots(config))
-        for variant, of_variant in config.variants.items()
-        if of_variant.rl.steps
-    }
-    totals = {
-        variant: job_totals(config, variant, lengths[variant], steps.get(variant), measured)
-        for variant in config.variants
-    }
-    found = {variant: plan_processes(config, variant, shape) for variant in config.variants}
-    of_variants = {variant: (lengths[variant], step) for variant, step in steps.items()}
-    for line in plan_lines(config, shape, found, of_variants, totals, measured, device):
+    shape = get_model_shape(config.model)
+    device = _find_device(memory, shape.device)
+    throughput = None if curve is None else read_curve(curve)
+    processes = {}
+    steps = {}
+    totals = {}
+    for variant, variant_config in config.variants.items():
+        if episodes is None:
+            lengths = compute_max_lengths(config.limits_of(variant))
+        else:
+            lengths = read_lengths(episodes)
+        step = None
+        if variant_config.rl.steps:
+            step = plan_step(config, variant, lengths, throughput, get_max_batch_size(config))
+            steps[variant] = lengths, step
+        totals[variant] = plan_job(config, variant, lengths, step, throughput)
+        processes[variant] = plan_processes(config, variant, shape)
+    for line in plan_lines(config, shape, processes, steps, totals, throughput, device):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    if device is None or not missing_bytes(config, device[0]):
+    if device is None or not missing_bytes(config, device.size):
         return
-    misfit = max(
-        (place for of_variant in found.values() for place in of_variant), key=lambda place: place.missing(device[0])
-    )
+    every_process = [process for listed in processes.values() for process in listed]
+    misfit = max(every_process, key=lambda process: process.excess_bytes(device.size))
     largest = sorted(misfit.parts, key=lambda part: -part.size)[:3]
-    names = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in largest)
-    room = device[0] * misfit.share / GIB
-    raise refuse(
-        f"does not fit: a {misfit.name} needs {misfit.size / GIB:.1f} GiB ({names}), "
-        f"{misfit.missing(device[0]) / GIB:.1f} more than the {room:.1f} it has",
+    sizes = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in largest)
+    available = device.size * misfit.share / GIB
+    raise make_misfit_error(
+        f"does not fit: a {misfit.name} needs {misfit.size / GIB:.1f} GiB ({sizes}), "
+        f"{misfit.excess_bytes(device.size) / GIB:.1f} more than its {available:.1f}",
         config,
-        what_helps(config, device[0]),
+        find_changes(config, device.size),
     )
+
+
+def _find_device(memory: float | None, name: str) -> DeviceMemory | None:
+    """Find the memory of one device: that of `--memory`, else of the GPU with this name, else `None`."""
+    if memory is None:
+        size = device_memory(name)
+        return None if size is None else DeviceMemory(size, "as torch reports it")
+    if not memory > 0:
+        raise ConfigError(f"--memory is {memory:g}; expected GiB of one device, as in 80")
+    return DeviceMemory(int(memory * GIB), "--memory")

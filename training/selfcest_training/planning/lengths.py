@@ -1,8 +1,7 @@
-"""How long episodes are: as a run has recorded them, or as a config allows at most."""
+"""Gives the token counts of episodes: those of a recorded run, or the upper bounds of a config."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -16,36 +15,42 @@ from selfcest_env.types import Limits
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Tokens of episodes.
+class EpisodeLengths:
+    """Token counts of episodes.
 
     Attributes:
-        source: where they come from, in words.
-        generated: mean per episode.
-        total: mean per episode, prompts included: what a learner computes of an episode at most.
-        paths: longest chain of generated tokens that wait for each other, of each recorded episode; of a config one.
+        source: origin of the numbers, for the reader of the plan.
+        generated: mean number of generated tokens per episode.
+        total: mean number of tokens per episode with prompts, an upper bound of what the learner computes.
+        critical_paths: for each episode, the longest chain of generated tokens that wait for each other.
     """
 
     source: str
     generated: float
     total: float
-    paths: tuple[float, ...]
+    critical_paths: tuple[float, ...]
 
-    def longest_of(self, episodes: int) -> float:
-        """Expected longest chain of so many episodes, drawn from these."""
-        ordered = np.sort(self.paths)
-        below = np.arange(len(ordered) + 1) / len(ordered)
-        return float(ordered @ np.diff(below**episodes))
+    def expected_longest_path(self, episodes: int) -> float:
+        """The expected maximum of the critical paths of this many episodes, drawn with replacement."""
+        paths = np.sort(self.critical_paths)
+        # P(maximum <= paths[i]) is ((i + 1) / n)^episodes, so its differences are the weights of the mean.
+        fractions = np.arange(len(paths) + 1) / len(paths)
+        return float(paths @ np.diff(fractions**episodes))
+
+    @property
+    def mean_parallel_sequences(self) -> float:
+        """Sequences that decode at the same time in a mean episode."""
+        return self.generated / float(np.mean(self.critical_paths))
 
 
-def recorded(file: Path) -> Lengths:
-    """Of a run's `episodes.jsonl`, replays apart. Raises `ConfigError` if it has none."""
+def read_lengths(file: Path) -> EpisodeLengths:
+    """Read the lengths of a run's `episodes.jsonl`, without replays. Raises `ConfigError` if it has no episodes."""
     if not file.is_file():
         raise ConfigError(f"--episodes {file} is no file; give a run's episodes.jsonl, or leave it out")
     costs = [episode.cost for episode in read_episodes(file) if replayed_episode(episode.episode_id) is None]
     if not costs:
         raise ConfigError(f"--episodes {file} holds no episode; give a run's episodes.jsonl, or leave it out")
-    return Lengths(
+    return EpisodeLengths(
         f"{len(costs)} episodes of {file}",
         float(np.mean([cost.generated_tokens for cost in costs])),
         float(np.mean([cost.total_tokens for cost in costs])),
@@ -53,36 +58,31 @@ def recorded(file: Path) -> Lengths:
     )
 
 
-def allowed(limits: Limits) -> Lengths:
-    """What limits allow at most: no episode is longer, and most are far shorter."""
-    bounds = [inf if bound is None else bound for bound in (limits.generated_tokens, limits.total_tokens)]
-    turn = min(_finite(limits.turn_tokens), _finite(limits.context_tokens), *bounds)
-    agent = min(_finite(limits.max_turns) * turn, _finite(limits.context_tokens))
-    depth = limits.max_depth if limits.delegation else 0
-    chain = agent
-    for _ in range(min(64, 64 if depth is None else depth)):
-        # Every turn of an agent but its last may wait for a child's whole chain.
-        chain = agent + max(0.0, _finite(limits.max_turns) - 1) * chain
-    tree = agent * (1 + (_finite(limits.max_clones) if limits.delegation else 0))
-    generated = min(*bounds, tree)
-    return Lengths(
+def compute_max_lengths(limits: Limits) -> EpisodeLengths:
+    """Compute upper bounds of the lengths from limits. Most episodes are far shorter."""
+    generated_tokens = _to_float(limits.generated_tokens)
+    total_tokens = _to_float(limits.total_tokens)
+    context_tokens = _to_float(limits.context_tokens)
+    max_turns = _to_float(limits.max_turns)
+    turn = min(_to_float(limits.turn_tokens), context_tokens, generated_tokens, total_tokens)
+    agent = min(max_turns * turn, context_tokens)
+    max_depth = limits.max_depth if limits.delegation else 0
+    # An unlimited depth counts as 64 levels. The bounds on tokens below end the path long before.
+    depth = 64 if max_depth is None else min(64, max_depth)
+    path = agent
+    for _ in range(depth):
+        # Every turn of an agent except its last may wait for the path of a child.
+        path = agent + max(0.0, max_turns - 1) * path
+    num_agents = 1 + (_to_float(limits.max_clones) if limits.delegation else 0)
+    tree = agent * num_agents
+    generated = min(generated_tokens, total_tokens, tree)
+    return EpisodeLengths(
         "the most that limits allow; recorded episodes (--episodes) are shorter",
         generated,
-        min(bounds[1], inf if limits.context_tokens is None else limits.context_tokens * (tree / agent)),
-        (min(chain, generated),),
+        min(total_tokens, inf if limits.context_tokens is None else context_tokens * (tree / agent)),
+        (min(path, generated),),
     )
 
 
-def _finite(limit: int | None) -> float:
+def _to_float(limit: int | None) -> float:
     return inf if limit is None else float(limit)
-
-
-def mean_parallel(lengths: Lengths) -> float:
-    """Sequences that decode at a time in a mean episode."""
-    return lengths.generated / float(np.mean(lengths.paths))
-
-
-def check_sequences(values: Sequence[float]) -> None:
-    """Raise `ConfigError` unless they rise."""
-    if list(values) != sorted(set(values)):
-        raise ConfigError(f"points have the sequences {list(values)}; expected rising numbers, each once")

@@ -1,4 +1,4 @@
-"""Bytes that a run holds on each kind of device, part by part."""
+"""Computes the memory that each process of a run needs on its device, part by part."""
 
 from __future__ import annotations
 
@@ -22,33 +22,40 @@ from selfcest_training.config import RunConfig
 from selfcest_training.learner.footprint import RowShape, pass_bytes, without_weights
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.options import ForwardOptions, Rows
-from selfcest_training.planning.shapes import ModelShape, device_memory, model_shape
+from selfcest_training.planning.shapes import ModelShape, device_memory, get_model_shape
 
 GIB = 2**30
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """What is held, in bytes, and where the number comes from. `weights`: whether it is there before anything runs."""
+    """One item of a process's memory.
+
+    Attributes:
+        name: the item.
+        size: bytes.
+        note: how the number is computed, for the reader of the plan.
+        weights: whether the item is in memory before the first step.
+    """
 
     name: str
     size: int
-    how: str
+    note: str
     weights: bool = False
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """What one process holds on its device.
+    """The memory of one kind of process on its device.
 
     Attributes:
-        name: of the process, for people.
-        parts: what it holds.
-        count: how many such processes the run has.
-        share: of a device that it may use; 0: it is on none.
-        loading: bytes of the machine's memory that it holds before its weights are spread over ranks.
-        unknown: what cannot be said.
+        name: name of the process in the plan.
+        parts: items of its memory.
+        count: number of such processes in the run.
+        share: fraction of a device that the process may use; 0 means that it uses no device.
+        loading: bytes of host memory that it needs before its weights are sharded over ranks.
+        unknown: items whose size is not known.
     """
 
     name: str
@@ -62,112 +69,121 @@ class ProcessMemory:
     def size(self) -> int:
         return sum(part.size for part in self.parts)
 
-    def missing(self, device: int, *, weights_alone: bool = False) -> int:
-        """Bytes by which it does not fit a device of so many; 0 if it does."""
-        held = sum(part.size for part in self.parts if part.weights or not weights_alone)
-        return max(0, math.ceil(held - device * self.share)) if self.share else 0
+    def excess_bytes(self, device_bytes: int, *, weights_only: bool = False) -> int:
+        """Bytes by which the process exceeds its share of a device; 0 if it fits."""
+        if not self.share:
+            return 0
+        needed = sum(part.size for part in self.parts if part.weights or not weights_only)
+        return max(0, math.ceil(needed - device_bytes * self.share))
 
 
-def longest_context(limits: Limits, shape: ModelShape) -> int:
-    """Ids of one context at most."""
+def max_context_length(limits: Limits, shape: ModelShape) -> int:
+    """The largest number of ids that one context can have."""
     model: Any = shape.config
     bounds = (limits.context_tokens, limits.total_tokens, getattr(model, "max_position_embeddings", None))
     return int(min(bound for bound in bounds if bound is not None))
 
 
-def row_shape(config: RunConfig, longest: int, attention: str) -> RowShape:
-    """The rows of a full micro-batch that need most. A row that is longer than a micro-batch is one by itself."""
+def largest_row_shape(config: RunConfig, context_length: int, attention: str) -> RowShape:
+    """The shape of a full micro-batch that needs most memory, for contexts of at most this length."""
     tokens = config.micro_batch_tokens
+    # A row that is longer than `micro_batch_tokens` is a micro-batch of its own.
     if config.rows == Rows.BUCKETED:
-        length = max(2, longest)
+        length = max(2, context_length)
         return RowShape(max(1, tokens // length), length, dense=False)
     flash = config.rows == Rows.PACKED and attention not in ("sdpa", "eager")
-    return RowShape(1, max(2, tokens, longest), dense=not flash)
+    return RowShape(1, max(2, tokens, context_length), dense=not flash)
 
 
 def plan_processes(
     config: RunConfig, variant: str, shape: ModelShape, *, passes: bool = True
 ) -> tuple[ProcessMemory, ...]:
-    """Every kind of process of one variant's job and what it holds; without a cluster that is one process.
+    """Compute the memory of every kind of process of one variant's job. Without a cluster there is one process.
 
-    `passes`: whether to find out what forward and backward hold, which takes seconds. Raises `ConfigError` for options
-    of sampler, loss or LoRA that are wrong.
+    Args:
+        config: the run's config.
+        variant: name of the variant.
+        shape: the shape of its model.
+        passes: whether to measure forward and backward passes, which takes seconds.
+
+    Raises:
+        ConfigError: the options of sampler, loss or LoRA are wrong.
     """
     cluster = config.cluster
-    ranks = 1 if cluster is None else cluster.learner_ranks
-    learner = learner_parts(config, variant, shape, ranks, passes=passes)
-    sampler, unknown = sampler_parts(config, variant, shape, 1 if cluster is None else cluster.rollout_workers)
     if cluster is None:
+        parts, unknown = list_sampler_parts(config, variant, shape, workers=1)
+        parts = (*list_learner_parts(config, variant, shape, ranks=1, passes=passes), *parts)
         jobs = min(config.workers, len(config.variants) * len(config.seeds))
-        return (ProcessMemory("job (learner and sampler)", (*learner, *sampler), jobs, 1 / jobs, unknown=unknown),)
-    gpu, own = shape.device != "cpu", cluster.learner_resources.get("GPU", 0.0)
-    learner_share = 1.0 if ranks == 1 else min(1.0, float(own))  # a single rank is the job's own process
-    rollout_share = min(1.0, float(cluster.rollout_resources.get("GPU", 0.0)))
-    host = (
-        "the machine's memory for a checkpoint: all weights and moments, on the first rank and in the job's process",
+        return (ProcessMemory("job (learner and sampler)", parts, jobs, share=1 / jobs, unknown=unknown),)
+    ranks = cluster.learner_ranks
+    on_gpu = shape.device != "cpu"
+    # A single rank is the job's own process, which has a device to itself.
+    learner_share = 1.0
+    if on_gpu and ranks > 1:
+        learner_share = min(1.0, float(cluster.learner_resources.get("GPU", 0.0)))
+    rollout_share = min(1.0, float(cluster.rollout_resources.get("GPU", 0.0))) if on_gpu else 1.0
+    learner = ProcessMemory(
+        "learner rank" if ranks > 1 else "job (learner)",
+        list_learner_parts(config, variant, shape, ranks, passes=passes),
+        ranks,
+        learner_share,
+        loading=_loading_bytes(config, variant, shape) if ranks > 1 else 0,
+        unknown=("host memory for a checkpoint: all weights and moments, on the first rank and in the job's process",),
     )
-    loading = _loaded(config, variant, shape) if ranks > 1 else 0
-    # With ranks the job's own process keeps the whole model beside them, to begin with and to save.
-    driver = (ProcessMemory("job's own process", (_copy(shape, _dtype(shape.dtype)),)),) if ranks > 1 else ()
-    return (
-        *driver,
-        ProcessMemory(
-            "learner rank" if ranks > 1 else "job (learner)",
-            learner,
-            ranks,
-            learner_share if gpu else 1.0,
-            loading,
-            host,
-        ),
-        ProcessMemory(
-            "rollout worker", sampler, cluster.requested["rollout"][0], rollout_share if gpu else 1.0, unknown=unknown
-        ),
+    sampler_parts, sampler_unknown = list_sampler_parts(config, variant, shape, cluster.rollout_workers)
+    rollout_worker = ProcessMemory(
+        "rollout worker", sampler_parts, cluster.requested["rollout"][0], rollout_share, unknown=sampler_unknown
     )
+    if ranks == 1:
+        return learner, rollout_worker
+    # With ranks the job's own process also has the complete model: it distributes it at the start, and saves it.
+    driver = ProcessMemory("job's own process", (_weights_copy(shape, _dtype_name(shape.dtype)),))
+    return driver, learner, rollout_worker
 
 
-def learner_parts(
+def list_learner_parts(
     config: RunConfig, variant: str, shape: ModelShape, ranks: int, *, passes: bool = True
 ) -> tuple[MemoryPart, ...]:
-    """What the learner, or one of its ranks, holds."""
+    """List the memory of the learner, or of each of its ranks."""
     model = shape.with_lora(config.lora)
     weights = list(model.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
-    of = "" if ranks == 1 else f", the largest of {ranks} shards"
-    what = "adapters" if config.lora is not None else "all weights"
+    trained_name = "adapters" if config.lora is not None else "all weights"
+    shard_note = "" if ranks == 1 else f", the largest of {ranks} shards"
+    weights_size = _largest_shard_bytes(weights, ranks)
+    trained_size = _largest_shard_bytes(trained, ranks)
     parts = [
-        MemoryPart("weights", _sharded(weights, ranks), f"{_dtype(shape.dtype)}{of}", weights=True),
-        MemoryPart("gradients", _sharded(trained, ranks), f"of {what}, float32{of}"),
-        MemoryPart("moments", 2 * _sharded(trained, ranks), f"AdamW's two of {what}, float32{of}"),
+        MemoryPart("weights", weights_size, f"{_dtype_name(shape.dtype)}{shard_note}", weights=True),
+        MemoryPart("gradients", trained_size, f"of {trained_name}, float32{shard_note}"),
+        # AdamW has two moments per weight.
+        MemoryPart("moments", 2 * trained_size, f"two of AdamW for {trained_name}, float32{shard_note}"),
     ]
-    rl = config.variants[variant].rl
-    if _has_reference(config, variant):
-        parts.append(
-            MemoryPart("reference model", _sharded(weights, ranks), f"for a term of the loss{of}", weights=True)
-        )
+    if _has_reference_model(config, variant):
+        parts.append(MemoryPart("reference model", weights_size, f"for a term of the loss{shard_note}", weights=True))
+    staleness = config.variants[variant].rl.max_staleness
     if ranks > 1:
-        parts.append(
-            MemoryPart("gathered layers", _gathered(model), "two layers and the embeddings whole, with gradients")
-        )
-    elif rl.max_staleness:
-        size = rl.max_staleness * _bytes(shape.model.parameters())
-        parts.append(MemoryPart("copies that wait", size, f"of the weights, for max_staleness {rl.max_staleness}"))
-    if not passes:
-        return tuple(parts)
-    rows = row_shape(config, longest_context(config.limits_of(variant), shape), shape.attention)
-    said = f"forward and backward of {rows.rows} x {rows.length} ids, {_forward(config.forward)}"
-    return (*parts, MemoryPart("activations", activation_bytes(shape, config.lora, config.forward, rows), said))
+        note = "two complete layers, and all weights outside layers, with gradients"
+        parts.append(MemoryPart("gathered layers", _gathered_bytes(model), note))
+    elif staleness:
+        size = staleness * _tensor_bytes(shape.model.parameters())
+        parts.append(MemoryPart("copies of waiting steps", size, f"weights, for max_staleness {staleness}"))
+    if passes:
+        rows = largest_row_shape(config, max_context_length(config.limits_of(variant), shape), shape.attention)
+        note = f"forward and backward of {rows.rows} x {rows.length} ids, {_describe_forward(config.forward)}"
+        parts.append(MemoryPart("activations", activation_bytes(shape, config.lora, config.forward, rows), note))
+    return tuple(parts)
 
 
-def _has_reference(config: RunConfig, variant: str) -> bool:
-    """Whether there is a second model; with LoRA the first is its own."""
+def _has_reference_model(config: RunConfig, variant: str) -> bool:
+    """Whether the learner keeps a second model as the reference. With LoRA the base model is the reference."""
     needs = make_loss_sum(config.variants[variant].rl.loss, where=f"variants.{variant}.rl.loss").needs
     return Need.REFERENCE in needs and config.lora is None
 
 
-def _loaded(config: RunConfig, variant: str, shape: ModelShape) -> int:
+def _loading_bytes(config: RunConfig, variant: str, shape: ModelShape) -> int:
     """Bytes that `Rank.build` loads before it shards them."""
-    reference = _bytes(shape.model.parameters()) if _has_reference(config, variant) else 0
-    return _bytes(shape.with_lora(config.lora).parameters()) + reference
+    reference = _tensor_bytes(shape.model.parameters()) if _has_reference_model(config, variant) else 0
+    return _tensor_bytes(shape.with_lora(config.lora).parameters()) + reference
 
 
 @lru_cache(maxsize=64)
@@ -178,142 +194,165 @@ def activation_bytes(shape: ModelShape, lora: LoraOptions | None, forward: Forwa
     return pass_bytes(make, shape.config, replace(forward, logit_chunk=chunk, compile=False), rows)
 
 
-def sampler_parts(
+def list_sampler_parts(
     config: RunConfig, variant: str, shape: ModelShape, workers: int
 ) -> tuple[tuple[MemoryPart, ...], tuple[str, ...]]:
-    """What the engine of one process holds beside the learner, and what of it cannot be said."""
-    rl, limits, name = config.variants[variant].rl, config.limits_of(variant), config.sampler.name
-    longest = longest_context(limits, shape)
+    """List the memory of the engine in one process, without the learner's, and the items of unknown size."""
+    rl = config.variants[variant].rl
+    limits = config.limits_of(variant)
     episodes = math.ceil(rl.tasks_per_step * rl.group_size / workers)
-    wanted = episodes * wide(limits)
-    if name == "vllm":
-        vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
-        spread = vllm.tensor_parallel
-        weights = _copy(shape, vllm.dtype)
-        of = f", of {spread} GPUs each" if spread > 1 else ""
-        parts = [replace(weights, size=weights.size // spread, how=f"{weights.how}{of}")]
-        if vllm.kv_cache_gib is None:
-            return tuple(parts), ("the KV cache: kv_cache_gib is null, so vLLM takes what it finds free",)
-        size, token = int(vllm.kv_cache_gib * GIB), token_bytes(shape, vllm.dtype) // spread
-        rows = min(vllm.max_batch_size, wanted)
-        held = f"{size // token:,} ids; {rows} contexts of at most {longest} would be {rows * longest:,}"
-        cache = MemoryPart("KV cache", size, f"kv_cache_gib{of}: {held}")
-        return (*parts, cache), ("what vLLM takes for its own passes and CUDA graphs",)
-    if name != "transformers":
-        return (), (f"what the sampler {name!r} holds",)
-    own = construct(TransformersSampler, config.sampler.options, place="sampler.options")
-    dtype = own.dtype or _dtype(shape.dtype)
-    parts, engines = [], engines_of(config)
-    if own.dtype is not None or config.lora is not None or config.cluster is not None:
-        parts.append(_copy(shape, dtype, engines))
+    sequences = episodes * max_parallel_agents(limits)
+    context_length = max_context_length(limits, shape)
+    match config.sampler.name:
+        case "vllm":
+            return _list_vllm_parts(config, shape, sequences, context_length)
+        case "transformers":
+            return _list_transformers_parts(config, shape, sequences, context_length)
+        case name:
+            return (), (f"memory of the sampler {name!r}",)
+
+
+def _list_vllm_parts(
+    config: RunConfig, shape: ModelShape, sequences: int, context_length: int
+) -> tuple[tuple[MemoryPart, ...], tuple[str, ...]]:
+    options = construct(VllmOptions, config.sampler.options, place="sampler.options")
+    num_gpus = options.tensor_parallel
+    gpus_note = f", on each of {num_gpus} GPUs" if num_gpus > 1 else ""
+    weights = _weights_copy(shape, options.dtype)
+    weights = replace(weights, size=weights.size // num_gpus, note=f"{weights.note}{gpus_note}")
+    if options.kv_cache_gib is None:
+        return (weights,), ("KV cache: kv_cache_gib is null, so vLLM takes all memory that is free",)
+    cache_size = int(options.kv_cache_gib * GIB)
+    token_size = cache_bytes_per_token(shape, options.dtype) // num_gpus
+    rows = min(options.max_batch_size, sequences)
+    cache_note = (
+        f"kv_cache_gib{gpus_note}: {cache_size // token_size:,} ids; {rows} contexts of at most {context_length} ids "
+        f"are {rows * context_length:,}"
+    )
+    cache = MemoryPart("KV cache", cache_size, cache_note)
+    return (weights, cache), ("memory of vLLM's own passes and CUDA graphs",)
+
+
+def _list_transformers_parts(
+    config: RunConfig, shape: ModelShape, sequences: int, context_length: int
+) -> tuple[tuple[MemoryPart, ...], tuple[str, ...]]:
+    options = construct(TransformersSampler, config.sampler.options, place="sampler.options")
+    dtype = options.dtype or _dtype_name(shape.dtype)
+    engines = count_engines(config)
+    token_size = cache_bytes_per_token(shape, dtype)
+    parts = []
+    if options.dtype is not None or config.lora is not None or config.cluster is not None:
+        parts.append(_weights_copy(shape, dtype, engines))
     if shape.device == "cpu":
-        packed = engines * shape.linear_numbers(MIN_WEIGHTS) * _BYTES[dtype]
-        parts += (
-            [MemoryPart("packed layers", packed, "a second copy of large linear layers, on a CPU")] if packed else []
-        )
-    slots, token = engines * min(own.max_batch_size, wanted), token_bytes(shape, dtype)
-    said = f"{slots} slots x {longest} ids x {token:,} bytes, all as long as limits allow"
-    parts.append(MemoryPart("KV cache", slots * longest * token, said))
-    if own.prefix_tokens:
-        parts.append(
-            MemoryPart(
-                "kept prefixes", engines * own.prefix_tokens * token, f"prefix_tokens: {own.prefix_tokens:,} ids"
-            )
-        )
-    return tuple(parts), ("what a prefill holds while it runs",)
+        packed_size = engines * shape.linear_weights(MIN_WEIGHTS) * _DTYPE_BYTES[dtype]
+        if packed_size:
+            parts.append(MemoryPart("packed layers", packed_size, "a second copy of large linear layers, on a CPU"))
+    slots = engines * min(options.max_batch_size, sequences)
+    note = f"{slots} slots x {context_length} ids x {token_size:,} bytes, every context at its longest"
+    parts.append(MemoryPart("KV cache", slots * context_length * token_size, note))
+    if options.prefix_tokens:
+        size = engines * options.prefix_tokens * token_size
+        parts.append(MemoryPart("prefix cache", size, f"prefix_tokens: {options.prefix_tokens:,} ids"))
+    return tuple(parts), ("memory of a prefill while it runs",)
 
 
-def wide(limits: Limits) -> int:
-    """Agents of one episode that decode at a time at most: a parent waits for its clones."""
-    bounds = (limits.max_clones, limits.total_tokens, limits.generated_tokens)
-    return max(1, min((bound for bound in bounds if bound is not None), default=1)) if limits.delegation else 1
+def max_parallel_agents(limits: Limits) -> int:
+    """The largest number of agents of one episode that decode together. A parent waits while its clones decode."""
+    if not limits.delegation:
+        return 1
+    bounds = [limits.max_clones, limits.total_tokens, limits.generated_tokens]
+    return max(1, min((bound for bound in bounds if bound is not None), default=1))
 
 
-def slots(config: RunConfig) -> int:
-    """Sequences that one engine decodes together at most."""
+def get_max_batch_size(config: RunConfig) -> int:
+    """The largest number of sequences that one engine decodes together."""
     options = config.sampler.options
     return int(options.get("max_batch_size", VllmOptions.max_batch_size))
 
 
-def token_bytes(shape: ModelShape, dtype: str) -> int:
+def cache_bytes_per_token(shape: ModelShape, dtype: str) -> int:
     """Bytes of one token in a KV cache."""
-    return shape.cached_numbers * _BYTES[dtype]
+    return shape.cache_numbers_per_token * _DTYPE_BYTES[dtype]
 
 
-def pushed_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Bytes that one sampler is sent after a step; 0 if it samples from the learner's own model."""
-    name, cluster = config.sampler.name, config.cluster
-    dtype = config.sampler.options.get("dtype", VllmOptions.dtype if name == "vllm" else None)
-    if name == "transformers" and dtype is None and config.lora is None and cluster is None:
+def sync_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes that one sampler receives after a step; 0 if it samples from the learner's own model."""
+    name = config.sampler.name
+    default_dtype = VllmOptions.dtype if name == "vllm" else None
+    sampler_dtype = config.sampler.options.get("dtype", default_dtype)
+    if name == "transformers" and sampler_dtype is None and config.lora is None and config.cluster is None:
         return 0
-    sent = str(dtype) if cluster is not None and dtype is not None else _dtype(shape.dtype)  # in one process it casts
-    return engines_of(config) * shape.parameters * _BYTES.get(sent, 4)
+    # In one process the sampler casts the weights; with a cluster they are cast before they are sent.
+    is_cast_before = config.cluster is not None and sampler_dtype is not None
+    dtype = str(sampler_dtype) if is_cast_before else _dtype_name(shape.dtype)
+    return count_engines(config) * shape.parameters * _DTYPE_BYTES.get(dtype, 4)
 
 
-def engines_of(config: RunConfig) -> int:
-    """Engines of one sampler: one for each role where these have adapters of their own."""
+def count_engines(config: RunConfig) -> int:
+    """Count the engines of one sampler: one per role if each role has its own adapter."""
     return len(Role) if config.lora is not None and config.lora.per_role else 1
 
 
-def _copy(shape: ModelShape, dtype: str, engines: int = 1) -> MemoryPart:
-    of = dtype if engines == 1 else f"{dtype}, one for each of {engines} roles"
-    return MemoryPart("copy of the weights", engines * shape.parameters * _BYTES[dtype], of, weights=True)
+def _weights_copy(shape: ModelShape, dtype: str, engines: int = 1) -> MemoryPart:
+    note = dtype if engines == 1 else f"{dtype}, one for each of {engines} roles"
+    return MemoryPart("copy of the weights", engines * shape.parameters * _DTYPE_BYTES[dtype], note, weights=True)
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def _tensor_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _sharded(weights: Iterable[nn.Parameter], ranks: int) -> int:
-    """Bytes of the largest shard: every tensor is cut along its first dimension."""
-    rows = [(math.ceil(weight.shape[0] / ranks) if weight.dim() else 1, weight) for weight in weights]
-    return sum(
-        count * (weight.numel() // max(1, weight.shape[0] if weight.dim() else 1)) * weight.element_size()
-        for count, weight in rows
-    )
+def _largest_shard_bytes(weights: Iterable[nn.Parameter], ranks: int) -> int:
+    """Bytes of the largest shard. FSDP2 cuts every tensor along its first dimension."""
+    size = 0
+    for weight in weights:
+        rows = weight.shape[0] if weight.dim() else 1
+        numbers_per_row = weight.numel() // max(1, rows)
+        size += math.ceil(rows / ranks) * numbers_per_row * weight.element_size()
+    return size
 
 
-def _gathered(model: nn.Module) -> int:
-    """Bytes of what a rank has whole while it computes: a layer and the next, and what belongs to no layer."""
-    layers = max(
-        (module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=nn.ModuleList()
-    )
-    each = [_with_gradients(layer.parameters()) for layer in layers]
-    inside = {id(weight) for weight in layers.parameters()}
-    rest = [weight for weight in model.parameters() if id(weight) not in inside]
-    return sum(sorted(each)[-2:]) + _with_gradients(rest)
+def _gathered_bytes(model: nn.Module) -> int:
+    """Bytes of the complete tensors that a rank gathers: a layer and the next one, and all weights outside layers."""
+    module_lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    layers = max(module_lists, key=len, default=nn.ModuleList())
+    layer_sizes = sorted(_bytes_with_gradients(layer.parameters()) for layer in layers)
+    layer_weights = set(map(id, layers.parameters()))
+    other_weights = [weight for weight in model.parameters() if id(weight) not in layer_weights]
+    return sum(layer_sizes[-2:]) + _bytes_with_gradients(other_weights)
 
 
-def _with_gradients(weights: Iterable[nn.Parameter]) -> int:
+def _bytes_with_gradients(weights: Iterable[nn.Parameter]) -> int:
     return sum(w.numel() * w.element_size() * (2 if w.requires_grad else 1) for w in weights)
 
 
-def _dtype(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _forward(options: ForwardOptions) -> str:
-    chunk = f"logits of {options.logit_chunk} at a time" if options.logit_chunk else "all logits at once"
-    again = "layers checkpointed" if options.gradient_checkpointing else "all layers kept"
-    return f"{options.autocast}, {again}, {chunk}"
+def _describe_forward(options: ForwardOptions) -> str:
+    chunk = f"logits of {options.logit_chunk} ids at a time" if options.logit_chunk else "all logits at once"
+    layers = "gradient checkpointing" if options.gradient_checkpointing else "no gradient checkpointing"
+    return f"{options.autocast}, {layers}, {chunk}"
 
 
 def check_device(config: RunConfig) -> None:
-    """Raise `ConfigError` if weights alone are more than the GPU that the config names has, where there is one."""
-    device = device_memory(str(config.model.options.get("device", "cpu")))
-    if device is not None:
-        check_weights(config, device)
+    """Raise `ConfigError` if the weights do not fit the GPU of the config. Nothing is checked without a GPU."""
+    device_bytes = device_memory(str(config.model.options.get("device", "cpu")))
+    if device_bytes is not None:
+        check_weights(config, device_bytes)
 
 
-def check_weights(config: RunConfig, device: int) -> None:
-    """Raise `ConfigError` if weights alone are more than a device of so many bytes has."""
-    shape = model_shape(config.model)
+def check_weights(config: RunConfig, device_bytes: int) -> None:
+    """Raise `ConfigError` if the weights of a process do not fit its share of a device."""
+    shape = get_model_shape(config.model)
     for variant in config.variants:
-        for place in plan_processes(config, variant, shape, passes=False):
-            if missing := place.missing(device, weights_alone=True):
-                names = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in place.parts if part.weights)
+        for process in plan_processes(config, variant, shape, passes=False):
+            excess = process.excess_bytes(device_bytes, weights_only=True)
+            if excess:
+                sizes = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in process.parts if part.weights)
                 raise ConfigError(
-                    f"variants.{variant}: the weights of a {place.name} alone ({names} GiB) are {missing / GIB:.1f} "
-                    f"GiB more than its share of a device of {device / GIB:.1f} GiB; `selfcest plan` with the same "
-                    "arguments says what to change"
+                    f"variants.{variant}: the weights of a {process.name} alone ({sizes} GiB) are {excess / GIB:.1f} "
+                    f"GiB more than its share of a device of {device_bytes / GIB:.1f} GiB; `selfcest plan` with the "
+                    "same arguments says what to change"
                 )

@@ -1,119 +1,138 @@
-"""A plan in words: what is known, where from, and what is not."""
+"""Prints a plan: memory, speed and totals, with the origin of every number, and what is unknown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 from selfcest_training.config import RunConfig
-from selfcest_training.planning.lengths import Lengths, mean_parallel
-from selfcest_training.planning.memory import GIB, ProcessMemory, pushed_bytes
+from selfcest_training.planning.lengths import EpisodeLengths
+from selfcest_training.planning.memory import GIB, ProcessMemory, sync_bytes
 from selfcest_training.planning.shapes import ModelShape
 from selfcest_training.planning.speed import StepPlan, ThroughputCurve
 from selfcest_training.planning.totals import JobTotals
 
-TIGHT = 0.9  # of a device: what is not counted (context, workspaces, fragments) needs some of the rest
+# Fraction of a device above which a process may fail: contexts, workspaces and fragments are not counted.
+TIGHT_FRACTION = 0.9
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of one device in bytes, and the origin of the number."""
+
+    size: int
+    source: str
 
 
 def plan_lines(
     config: RunConfig,
     shape: ModelShape,
-    found: Mapping[str, Sequence[ProcessMemory]],
-    steps: Mapping[str, tuple[Lengths, StepPlan]],
+    processes: Mapping[str, Sequence[ProcessMemory]],
+    steps: Mapping[str, tuple[EpisodeLengths, StepPlan]],
     totals: Mapping[str, JobTotals],
     curve: ThroughputCurve | None,
-    device: tuple[int, str] | None,
+    device: DeviceMemory | None,
 ) -> Iterator[str]:
-    """The plan, line by line.
+    """Yield the lines of a plan.
 
     Args:
-        config: of the run.
-        shape: of its model.
-        found: places by variant.
-        steps: lengths and one step by variant.
-        totals: of one job by variant.
-        curve: of the engine, if there is one.
-        device: its bytes and who says so, if anybody does.
+        config: the run's config.
+        shape: the shape of its model.
+        processes: memory of the processes by variant.
+        steps: episode lengths and one RL step by variant.
+        totals: totals of one job by variant.
+        curve: throughput of the engine, if it is known.
+        device: memory of one device, if it is known.
     """
     yield f"{shape.name}: {shape.parameters:,} parameters, from {shape.source}"
-    yield f"device: {'unknown (--memory GIB)' if device is None else f'{device[0] / GIB:.1f} GiB, {device[1]}'}"
-    needed = {variant: max(place.size for place in of_variant) for variant, of_variant in found.items()}
-    variant = max(needed, key=lambda name: needed[name])
-    others = f", the most of {len(found)} variants" if len(found) > 1 else ""
-    yield f"\nMemory, GiB (variant {variant}{others})"
-    for place in found[variant]:
-        yield from _place_lines(place, device)
-    yield "  not counted: the device's context, workspaces of kernels, buffers of communication, fragments"
-    yield f"\nSpeed\n  pushed after a step: {_pushed(config, shape)}"
-    yield f"  engine: {_curve(curve)}"
+    yield "device: " + ("unknown (--memory GIB)" if device is None else f"{device.size / GIB:.1f} GiB, {device.source}")
+    largest = {variant: max(process.size for process in listed) for variant, listed in processes.items()}
+    variant = max(largest, key=lambda name: largest[name])
+    comparison = f", the largest of {len(processes)} variants" if len(processes) > 1 else ""
+    yield f"\nMemory, GiB (variant {variant}{comparison})"
+    for process in processes[variant]:
+        yield from _process_lines(process, device)
+    yield "  not counted: the device's context, workspaces of kernels, communication buffers, fragmentation"
+    yield f"\nSpeed\n  weights sent after a step: {_describe_sync(config, shape)}"
+    yield f"  engine: {_describe_curve(curve)}"
     for name, (lengths, step) in steps.items():
         yield from _step_lines(name, config.variants[name].rl.max_staleness, lengths, step, curve)
     yield from _total_lines(config, totals)
 
 
-def _place_lines(place: ProcessMemory, device: tuple[int, str] | None) -> Iterator[str]:
-    times = f", {place.count} of them" if place.count > 1 else ""
-    yield f"  {place.name}{times}"
-    for part in place.parts:
-        yield f"    {part.size / GIB:9.3f}  {part.name}: {part.how}"
-    yield f"    {place.size / GIB:9.3f}  in all{_verdict(place, device)}"
-    if place.loading:
-        yield f"    {place.loading / GIB:9.3f}  of the machine's memory while it loads, whole, before it is sharded"
-    for what in place.unknown:
-        yield f"      unknown  {what}"
+def _process_lines(process: ProcessMemory, device: DeviceMemory | None) -> Iterator[str]:
+    count = f", {process.count} of them" if process.count > 1 else ""
+    yield f"  {process.name}{count}"
+    for part in process.parts:
+        yield f"    {part.size / GIB:9.3f}  {part.name}: {part.note}"
+    yield f"    {process.size / GIB:9.3f}  total{_verdict(process, device)}"
+    if process.loading:
+        yield f"    {process.loading / GIB:9.3f}  of host memory while it loads the model, before it shards the weights"
+    for item in process.unknown:
+        yield f"      unknown  {item}"
 
 
-def _verdict(place: ProcessMemory, device: tuple[int, str] | None) -> str:
-    if not place.share:
-        return "; its resources name no GPU, so it is held against no device"
+def _verdict(process: ProcessMemory, device: DeviceMemory | None) -> str:
+    if not process.share:
+        return "; its resources name no GPU, so it is not compared with a device"
     if device is None:
         return ""
-    room = device[0] * place.share
-    said = f" of {room / GIB:.1f}"
-    if missing := place.missing(device[0]):
-        return f"{said}: {missing / GIB:.1f} too much"
-    return f"{said}: fits" if place.size <= TIGHT * room else f"{said}: tight, with what is not counted it may not fit"
+    available = device.size * process.share
+    excess = process.excess_bytes(device.size)
+    if excess:
+        verdict = f"{excess / GIB:.1f} too much"
+    elif process.size <= TIGHT_FRACTION * available:
+        verdict = "fits"
+    else:
+        verdict = "tight, it may not fit with the memory that is not counted"
+    return f" of {available / GIB:.1f}: {verdict}"
 
 
-def _pushed(config: RunConfig, shape: ModelShape) -> str:
-    size = pushed_bytes(config, shape)
-    return f"{size:,} bytes to each sampler" if size else "nothing, the sampler uses the learner's own weights"
+def _describe_sync(config: RunConfig, shape: ModelShape) -> str:
+    size = sync_bytes(config, shape)
+    return f"{size:,} bytes to each sampler" if size else "none, the sampler uses the learner's own weights"
 
 
-def _curve(curve: ThroughputCurve | None) -> str:
+def _describe_curve(curve: ThroughputCurve | None) -> str:
     if curve is None:
-        return "its speed is unknown (--curve FILE), so times are too"
+        return "its speed is unknown (--curve FILE), so times are unknown too"
     return f"{curve.engine}, {curve.model}, {curve.machine}; {curve.measured}"
 
 
 def _step_lines(
-    variant: str, lag: int, lengths: Lengths, step: StepPlan, curve: ThroughputCurve | None
+    variant: str, max_staleness: int, lengths: EpisodeLengths, step: StepPlan, curve: ThroughputCurve | None
 ) -> Iterator[str]:
     yield f"  variant {variant}, a step of {step.episodes} episodes; lengths: {lengths.source}"
     yield f"    generated tokens {_number(step.sampled)}, learner computes at most {_number(step.trained)} ids"
-    chain = f"    longest chain of tokens that wait for each other {_number(step.chain)}"
-    busy = step.sampled / step.chain
-    yield f"{chain}: {_number(busy)} sequences busy on average at most, however many workers"
-    if len(lengths.paths) > 1:
-        yield f"    sequences of a mean episode at a time {mean_parallel(lengths):.1f}"
+    yield (
+        f"    critical path of {_number(step.critical_path)} tokens: at most "
+        f"{_number(step.sampled / step.critical_path)} sequences decode together on average, with any number of workers"
+    )
+    # Upper bounds from a config have one path, so their mean is not that of episodes.
+    if len(lengths.critical_paths) > 1:
+        yield f"    sequences that decode together in a mean episode {lengths.mean_parallel_sequences:.1f}"
     if curve is None or step.rollout is None:
         return
     low, high = step.rollout
-    made = f"{_number(step.sampled / high)} to {_number(step.sampled / low)} tokens per second"
-    prompts = ", prompts taken to cost nothing" if curve.prompt_tokens_per_second is None else ", prompts not counted"
-    yield f"    rollouts on {step.workers} workers {low:.1f} to {high:.1f} s: {made}{prompts}"
+    throughput = f"{_number(step.sampled / high)} to {_number(step.sampled / low)} tokens per second"
+    prompts = "prompts count as free" if curve.prompt_tokens_per_second is None else "prompts not counted"
+    yield f"    rollouts on {step.workers} workers {low:.1f} to {high:.1f} s: {throughput}, {prompts}"
     if step.workers_at_limit is not None:
-        yield f"    from {step.workers_at_limit} workers on the longest chain is what a step waits for"
-    whole = step.seconds(lag)
-    if step.update is None or whole is None:
+        yield f"    with {step.workers_at_limit} workers or more, the critical path bounds the rollouts"
+    step_seconds = step.seconds(max_staleness)
+    if step.update is None or step_seconds is None:
         yield "    update and step: unknown, the curve has no trained_tokens_per_second"
-    else:
-        update = f"    update on {step.ranks} ranks {step.update:.1f} s"
-        yield f"{update}; a step {whole[0]:.1f} to {whole[1]:.1f} s at max_staleness {lag}"
+        return
+    yield (
+        f"    update on {step.ranks} ranks {step.update:.1f} s; "
+        f"a step {step_seconds[0]:.1f} to {step_seconds[1]:.1f} s at max_staleness {max_staleness}"
+    )
 
 
 def _total_lines(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterator[str]:
-    seeds, jobs = len(config.seeds), totals.values()
+    seeds = len(config.seeds)
+    jobs = totals.values()
     yield f"\nWhole run: {len(totals)} variant(s) x {seeds} seed(s), with episodes of the lengths above"
     for variant, job in totals.items():
         rl = "no RL"
@@ -125,14 +144,15 @@ def _total_lines(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterator
     sampled = seeds * sum(job.sampled for job in jobs)
     compute = seeds * sum(job.compute for job in jobs)
     evaluated = seeds * sum(job.evaluated for job in jobs)
-    yield f"  in all: RL generates {_number(sampled)} tokens, the evaluation {_number(evaluated)}"
+    yield f"  total: RL generates {_number(sampled)} tokens, the evaluation {_number(evaluated)}"
     yield f"    compute at most {_number(compute)} tokens"
-    yield "  not counted: replays, probes, refills, further attempts at the warm start"
-    known = [job.seconds for job in jobs if job.seconds is not None]
-    if len(known) < len(totals):
+    yield "  not counted: replays, probes, refills, retries of the warm start"
+    known_seconds = [job.seconds for job in jobs if job.seconds is not None]
+    if len(known_seconds) < len(totals):
         yield "  time: unknown without a curve (--curve FILE) that has trained_tokens_per_second"
         return
-    low, high = (seeds * sum(seconds[end] for seconds in known) / 3600 for end in (0, 1))
+    low = seeds * sum(seconds[0] for seconds in known_seconds) / 3600
+    high = seeds * sum(seconds[1] for seconds in known_seconds) / 3600
     yield f"  time: {_hours(low)} to {_hours(high)} h, one job after another, without the evaluation"
 
 

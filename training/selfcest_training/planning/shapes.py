@@ -1,4 +1,4 @@
-"""A model's dimensions without its weights."""
+"""Gives the shape of a config's model: its parameters without data."""
 
 from __future__ import annotations
 
@@ -54,18 +54,19 @@ KNOWN: dict[str, PreTrainedConfig] = {
 _SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-@dataclass(frozen=True, eq=False)  # what is costly to find out is kept by object
+# Compared by identity, because expensive results are cached per object.
+@dataclass(frozen=True, eq=False)
 class ModelShape:
-    """A model without weights.
+    """A model without data.
 
     Attributes:
-        name: for people.
-        source: where its dimensions come from, in words.
-        config: of transformers.
-        dtype: the learner's weights have, adapters apart.
-        device: that the config names, as `cuda`.
-        attention: `eager`, or `sdpa` for all whose memory grows with tokens and not with their square.
-        model: its parameters have shapes and no data.
+        name: name of the model in the plan.
+        source: origin of its dimensions, for the reader of the plan.
+        config: its config in transformers.
+        dtype: data type of the learner's weights, without adapters.
+        device: device in the run's config, for example `cuda`.
+        attention: `eager`, or `sdpa` for every kernel whose memory is linear in the number of tokens.
+        model: the model, with parameters on the meta device.
     """
 
     name: str
@@ -77,7 +78,7 @@ class ModelShape:
     model: PreTrainedModel
 
     def with_lora(self, lora: LoraOptions | None) -> PreTrainedModel:
-        """Like `model`, an adapter in place."""
+        """The model with an adapter, or without one if `lora` is None."""
         return self.model if lora is None else without_weights(self.config, self.dtype, self.attention, lora)
 
     @property
@@ -85,48 +86,50 @@ class ModelShape:
         return sum(weight.numel() for weight in self.model.parameters())
 
     @property
-    def cached_numbers(self) -> int:
-        """Keys and values of one token: 2 x layers x heads of keys x width of a head."""
+    def cache_numbers_per_token(self) -> int:
+        """Keys and values of one token: 2 x layers x key-value heads x head width."""
         config: Any = self.config
         heads = int(config.num_attention_heads)
         width = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
         return 2 * int(config.num_hidden_layers) * int(getattr(config, "num_key_value_heads", None) or heads) * width
 
-    def linear_numbers(self, least: int) -> int:
-        """Weights of linear layers that have at least so many."""
+    def linear_weights(self, min_size: int) -> int:
+        """The number of weights in linear layers that have at least `min_size` of them."""
         sizes = [layer.weight.numel() for layer in self.model.modules() if isinstance(layer, nn.Linear)]
-        return sum(size for size in sizes if size >= least)
+        return sum(size for size in sizes if size >= min_size)
 
 
-def model_shape(model: PlugIn) -> ModelShape:
-    """The shape of what a config's `model` names; weights, tokenizers and devices are not touched.
+def get_model_shape(model: PlugIn) -> ModelShape:
+    """Get the shape of a config's `model`, without loading weights or tokenizers and without using devices.
 
     Raises:
-        ConfigError: options that are wrong, no such model, or one whose config cannot be read here.
+        ConfigError: an option is wrong, the model is unknown, or its config cannot be read.
     """
-    return _shape(model.name, json.dumps(model.options, sort_keys=True))
+    return _get_cached_shape(model.name, json.dumps(model.options, sort_keys=True))
 
 
 @lru_cache(maxsize=16)
-def _shape(name: str, said: str) -> ModelShape:
-    spec = PlugIn(name, json.loads(said))
+def _get_cached_shape(name: str, options_json: str) -> ModelShape:
+    # The options are JSON here, because the cache needs arguments that can be hashed.
+    spec = PlugIn(name, json.loads(options_json))
     if name == "chat":
         options = construct(ChatOptions, spec.options, place="model.options")
-        config, source = _config_of(options.source)
+        config, source = _find_config(options.source)
         attention = "eager" if options.attention == "eager" else "sdpa"
-        called = options.source.removeprefix(HUB)
         dtype = getattr(torch, options.dtype)
         model = without_weights(config, dtype, attention)
-        return ModelShape(called, source, config, dtype, options.device, attention, model)
+        return ModelShape(options.source.removeprefix(HUB), source, config, dtype, options.device, attention, model)
     language = language_of(spec)
     with torch.device("meta"):
-        found = language.load(0)  # it says what it is by being made
-    attention = "eager" if found.config._attn_implementation == "eager" else "sdpa"
-    model = without_weights(found.config, found.dtype, attention)
-    return ModelShape(name, "the model's own options", found.config, found.dtype, "cpu", attention, model)
+        meta_model = language.load(0)
+    config = meta_model.config
+    attention = "eager" if config._attn_implementation == "eager" else "sdpa"
+    model = without_weights(config, meta_model.dtype, attention)
+    return ModelShape(name, "the model's own options", config, meta_model.dtype, "cpu", attention, model)
 
 
-def _config_of(source: str) -> tuple[PreTrainedConfig, str]:
+def _find_config(source: str) -> tuple[PreTrainedConfig, str]:
+    """Find the config of a model in the table, or read it. The second value describes its origin."""
     known = KNOWN.get(_SMOLLM2 if source == "smollm2" else source.removeprefix(HUB))
     if known is not None and (source == "smollm2" or source.startswith(HUB)):
         return known, "a table in this version of selfcest, copied from the model's config.json on the hub"
@@ -135,7 +138,7 @@ def _config_of(source: str) -> tuple[PreTrainedConfig, str]:
 
 
 def device_memory(device: str) -> int | None:
-    """Bytes of the GPU that a config names, as torch sees it here; `None`: it names none, or there is none."""
+    """Bytes of the GPU that a config names; `None` if it names no GPU, or if this machine has none."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)

@@ -1,9 +1,9 @@
-"""Tokens and time of a step. An engine's speed is measured, or it is unknown."""
+"""Computes tokens and time of an RL step. Times are unknown unless the engine's throughput was measured."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
 
@@ -12,21 +12,21 @@ import numpy as np
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Checked, Count, Positive, construct
 from selfcest_training.config import RunConfig
-from selfcest_training.planning.lengths import Lengths, check_sequences, mean_parallel
+from selfcest_training.planning.lengths import EpisodeLengths
 
 Point = tuple[Count, Positive]
 
 
 @dataclass(frozen=True)
 class ThroughputCurve(Checked):
-    """Throughput of an engine, as a JSON file says it.
+    """Throughput of an engine, as read from a JSON file.
 
     Attributes:
-        engine, model, machine: what it is of, for people.
-        measured: how; or, of figures that nobody measured, "assumed" and why.
-        points: sequences decoding together, rising, and the tokens per second that they make in all.
-        prompt_tokens_per_second: of prefill; `None`: prompts are taken to cost nothing.
-        trained_tokens_per_second: of one learner rank, forward and backward; `None`: unknown.
+        engine, model, machine: names for the reader of the plan.
+        measured: how the numbers were measured, or "assumed" and the reason.
+        points: pairs of sequences that decode together, in ascending order, and their tokens per second in total.
+        prompt_tokens_per_second: throughput of prefill; `None` counts prompts as free.
+        trained_tokens_per_second: throughput of one learner rank, forward and backward; `None` is unknown.
     """
 
     engine: str
@@ -41,25 +41,31 @@ class ThroughputCurve(Checked):
         super().__post_init__()
         if not self.points:
             raise ConfigError("points is empty; expected [sequences, tokens per second] at least once")
-        check_sequences([count for count, _ in self.points])
+        counts = [count for count, _ in self.points]
+        if counts != sorted(set(counts)):
+            raise ConfigError(f"points have the sequences {counts}; expected ascending numbers without repetition")
 
-    def seconds(self, sequences: float) -> float:
-        """Of one decoding step of so many: straight between points; outside them the tokens per second of the end."""
+    def step_seconds(self, sequences: float) -> float:
+        """Seconds of one decoding step of this many sequences.
+
+        The time is linear between points. Below the first point it is that point's; above the last one the tokens per
+        second stay constant.
+        """
         counts = np.array([count for count, _ in self.points], dtype=float)
-        steps = counts / [rate for _, rate in self.points]
+        seconds = counts / [rate for _, rate in self.points]
         if sequences <= counts[0]:
-            return float(steps[0])
+            return float(seconds[0])
         if sequences >= counts[-1]:
-            return float(steps[-1] * sequences / counts[-1])
-        return float(np.interp(sequences, counts, steps))
+            return float(seconds[-1] * sequences / counts[-1])
+        return float(np.interp(sequences, counts, seconds))
 
-    def rate(self, sequences: float) -> float:
-        """Tokens per second of so many together."""
-        return sequences / self.seconds(sequences)
+    def tokens_per_second(self, sequences: float) -> float:
+        """Tokens per second of this many sequences together."""
+        return sequences / self.step_seconds(sequences)
 
 
 def read_curve(file: Path) -> ThroughputCurve:
-    """Raises `ConfigError` for a file that is no curve."""
+    """Read a curve. Raises `ConfigError` for a file that holds none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -71,59 +77,85 @@ def read_curve(file: Path) -> ThroughputCurve:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Tokens and seconds of one RL step, without replays, refills and faults. Seconds are `None` where unknown.
+    """Tokens and seconds of one RL step, without replays, refills and faults. Unknown seconds are `None`.
 
     Attributes:
-        episodes: of the step.
-        workers, ranks: that share its rollouts and its update.
+        episodes: number of episodes.
+        workers: rollout workers that share the episodes.
+        ranks: learner ranks that share the update.
         sampled: generated tokens.
-        chain: the longest chain of tokens that wait for each other, expected over the step's episodes.
-        trained: ids that the learner computes at most: what samples share counts once more for each.
-        rollout: at least and at most: work and the longest chain are each a lower bound, their sum is an upper one.
-        update: seconds of the learner.
-        workers_at_limit: more of them leave the longest chain alone to wait for.
+        critical_path: expected longest chain of tokens that wait for each other, over all episodes.
+        trained: upper bound of the ids that the learner computes; a prefix that samples share counts for each.
+        rollout: lower and upper bound of the rollouts' seconds.
+        update: seconds of the update.
+        workers_at_limit: number of workers from which on the critical path bounds the rollouts.
     """
 
     episodes: int
     workers: int
     ranks: int
     sampled: float
-    chain: float
+    critical_path: float
     trained: float
     rollout: tuple[float, float] | None
     update: float | None
     workers_at_limit: int | None
 
-    def seconds(self, lag: int) -> tuple[float, float] | None:
-        """Of a step: one after the other, or with a lag side by side."""
+    def seconds(self, max_staleness: int) -> tuple[float, float] | None:
+        """Lower and upper bound of the step's seconds. With staleness, rollouts and update overlap."""
         if self.rollout is None or self.update is None:
             return None
-        if lag:
-            return max(self.rollout[0], self.update), max(self.rollout[1], self.update)
-        return self.rollout[0] + self.update, self.rollout[1] + self.update
+        low, high = self.rollout
+        if max_staleness:
+            return max(low, self.update), max(high, self.update)
+        return low + self.update, high + self.update
 
 
-def step_plan(config: RunConfig, variant: str, lengths: Lengths, curve: ThroughputCurve | None, slots: int) -> StepPlan:
-    """One step of a variant.
+def plan_step(
+    config: RunConfig, variant: str, lengths: EpisodeLengths, curve: ThroughputCurve | None, max_batch_size: int
+) -> StepPlan:
+    """Plan one RL step of a variant.
 
     Args:
-        config: of the run.
-        variant: its name.
-        lengths: of its episodes.
-        curve: of the engine of one worker.
-        slots: sequences that an engine decodes together at most.
+        config: the run's config.
+        variant: name of the variant.
+        lengths: token counts of its episodes.
+        curve: throughput of the engine of one worker, if it is known.
+        max_batch_size: the largest number of sequences that an engine decodes together.
     """
-    rl, cluster = config.variants[variant].rl, config.cluster
-    workers, ranks = (1, 1) if cluster is None else (cluster.rollout_workers, cluster.learner_ranks)
+    rl = config.variants[variant].rl
+    workers = 1 if config.cluster is None else config.cluster.rollout_workers
+    ranks = 1 if config.cluster is None else config.cluster.learner_ranks
     episodes = rl.tasks_per_step * rl.group_size
-    sampled, trained, chain = episodes * lengths.generated, episodes * lengths.total, lengths.longest_of(episodes)
-    rollout = limit = update = None
-    if curve is not None:
-        together = max(1.0, min(slots, ceil(episodes / workers) * mean_parallel(lengths)))
-        work, wait = sampled / (workers * curve.rate(together)), chain * curve.seconds(1)
-        rollout = max(work, wait), work + chain * curve.seconds(together)
-        workers_of_work = sampled / curve.rate(min(slots, episodes * mean_parallel(lengths))) / wait
-        limit = max(1, ceil(workers_of_work)) if isfinite(workers_of_work) else None
-        if curve.trained_tokens_per_second is not None:
-            update = trained / (ranks * curve.trained_tokens_per_second)
-    return StepPlan(episodes, workers, ranks, sampled, chain, trained, rollout, update, limit)
+    step = StepPlan(
+        episodes=episodes,
+        workers=workers,
+        ranks=ranks,
+        sampled=episodes * lengths.generated,
+        critical_path=lengths.expected_longest_path(episodes),
+        trained=episodes * lengths.total,
+        rollout=None,
+        update=None,
+        workers_at_limit=None,
+    )
+    if curve is None:
+        return step
+    parallel = lengths.mean_parallel_sequences
+    batch_size = max(1.0, min(max_batch_size, ceil(episodes / workers) * parallel))
+    work_seconds = step.sampled / (workers * curve.tokens_per_second(batch_size))
+    # The critical path takes least time if it decodes alone, and most if all its steps share a full batch.
+    path_seconds = step.critical_path * curve.step_seconds(1)
+    crowded_path_seconds = step.critical_path * curve.step_seconds(batch_size)
+    # Work and critical path are each a lower bound; their sum is an upper one.
+    rollout = max(work_seconds, path_seconds), work_seconds + crowded_path_seconds
+    one_worker_seconds = step.sampled / curve.tokens_per_second(min(max_batch_size, episodes * parallel))
+    busy_workers = one_worker_seconds / path_seconds
+    update = None
+    if curve.trained_tokens_per_second is not None:
+        update = step.trained / (ranks * curve.trained_tokens_per_second)
+    return replace(
+        step,
+        rollout=rollout,
+        update=update,
+        workers_at_limit=max(1, ceil(busy_workers)) if isfinite(busy_workers) else None,
+    )

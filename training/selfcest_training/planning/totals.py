@@ -1,27 +1,27 @@
-"""Tokens and time of whole jobs: the warm start, every step of RL, and the evaluation."""
+"""Computes tokens and time of whole jobs: the warm start, all steps of RL, and the evaluation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, isfinite, nan
+from math import ceil, isfinite
 
 from selfcest_training.config import RunConfig
-from selfcest_training.planning.lengths import Lengths
+from selfcest_training.planning.lengths import EpisodeLengths
 from selfcest_training.planning.speed import StepPlan, ThroughputCurve
 
 
 @dataclass(frozen=True)
 class JobTotals:
-    """One variant with one seed, without replays, refills, probes, faults and further attempts at the warm start.
+    """Totals of one variant with one seed, without replays, refills, probes, faults and retries of the warm start.
 
     Attributes:
-        demonstrations: tokens of the warm start, prompts included, each trained on once.
-        steps: of RL, until the first of its bounds ends it.
+        demonstrations: tokens of the warm start with prompts, each trained on once.
+        steps: steps of RL until it reaches the first of its bounds.
         ended_by: config key of that bound.
         sampled: generated tokens of RL.
-        trained: ids that the learner computes in RL, at most.
+        trained: upper bound of the ids that the learner computes in RL.
         evaluated: generated tokens of the evaluation, before and after RL.
-        seconds: of warm start and RL, at least and at most; `None`: unknown.
+        seconds: lower and upper bound for warm start and RL; `None` if unknown.
     """
 
     demonstrations: int
@@ -38,31 +38,33 @@ class JobTotals:
         return self.sampled + 3 * (self.demonstrations + self.trained)
 
 
-def job_totals(
-    config: RunConfig, variant: str, lengths: Lengths, step: StepPlan | None, curve: ThroughputCurve | None
+def plan_job(
+    config: RunConfig, variant: str, lengths: EpisodeLengths, step: StepPlan | None, curve: ThroughputCurve | None
 ) -> JobTotals:
-    """Totals of one job of a variant.
+    """Compute the totals of one job of a variant.
 
     Args:
-        config: of the run.
-        variant: its name.
-        lengths: of its episodes.
-        step: one step of its RL; `None`: it has none.
-        curve: of the engine of one worker.
+        config: the run's config.
+        variant: name of the variant.
+        lengths: token counts of its episodes.
+        step: one step of its RL; `None` if it has no RL.
+        curve: throughput of the engine of one worker, if it is known.
     """
-    spec = config.variants[variant]
-    shown = sum(phase.tokens for phase in spec.warmstart.phases)
-    steps, ended_by = (0, "rl.steps") if step is None else _steps(config, variant, shown, step)
+    variant_config = config.variants[variant]
+    demonstrations = sum(phase.tokens for phase in variant_config.warmstart.phases)
+    steps, ended_by = (0, "rl.steps") if step is None else _find_last_step(config, variant, demonstrations, step)
     ranks = 1 if config.cluster is None else config.cluster.learner_ranks
-    episodes = _evaluated_episodes(config, variant)
+    episodes = _count_evaluated_episodes(config, variant)
     seconds = None
     if curve is not None and curve.trained_tokens_per_second is not None:
-        warm = shown / (ranks * curve.trained_tokens_per_second)
-        of_step = (0.0, 0.0) if step is None else step.seconds(spec.rl.max_staleness)
-        if of_step is not None:
-            seconds = warm + steps * of_step[0], warm + steps * of_step[1]
+        warmstart_seconds = demonstrations / (ranks * curve.trained_tokens_per_second)
+        step_seconds = (0.0, 0.0) if step is None else step.seconds(variant_config.rl.max_staleness)
+        if step_seconds is not None:
+            low, high = step_seconds
+            seconds = warmstart_seconds + steps * low, warmstart_seconds + steps * high
+    # Without steps or episodes, the products below would be nan for lengths without a bound.
     return JobTotals(
-        demonstrations=shown,
+        demonstrations=demonstrations,
         steps=steps,
         ended_by=ended_by,
         sampled=steps * step.sampled if step is not None and steps else 0.0,
@@ -72,29 +74,30 @@ def job_totals(
     )
 
 
-def _steps(config: RunConfig, variant: str, shown: int, step: StepPlan) -> tuple[int, str]:
-    """Steps of RL, which ends with the first one at or above a bound, and the key of that bound."""
+def _find_last_step(config: RunConfig, variant: str, demonstrations: int, step: StepPlan) -> tuple[int, str]:
+    """Find the number of RL steps until the first bound is reached, and the config key of that bound."""
     rl = config.variants[variant].rl
-    bounds: list[tuple[float, float, str]] = []
-    if rl.sampled_tokens is not None:
-        bounds.append((rl.sampled_tokens, step.sampled, "rl.sampled_tokens"))
-    if config.compute_tokens is not None:
-        left = max(0, config.compute_tokens - 3 * shown)
-        bounds.append((left, step.sampled + 3 * step.trained, "compute_tokens"))
-    ends = [(rl.steps, "rl.steps")]
-    for tokens, of_step, key in bounds:
-        share = tokens / of_step if isfinite(of_step) else nan
-        if isfinite(share):
-            ends.append((ceil(share), key))
-    return min(ends, key=lambda end: end[0])
+    last_steps = [(rl.steps, "rl.steps")]
+    if rl.sampled_tokens is not None and isfinite(step.sampled):
+        last_steps.append((ceil(rl.sampled_tokens / step.sampled), "rl.sampled_tokens"))
+    compute_per_step = step.sampled + 3 * step.trained
+    if config.compute_tokens is not None and isfinite(compute_per_step):
+        compute_left = max(0, config.compute_tokens - 3 * demonstrations)
+        last_steps.append((ceil(compute_left / compute_per_step), "compute_tokens"))
+    return min(last_steps, key=lambda last_step: last_step[0])
 
 
-def _evaluated_episodes(config: RunConfig, variant: str) -> int:
-    """Episodes of one job's evaluation: before RL at the first temperature, after it at all, forced choices too."""
-    spec, evaluation = config.variants[variant], config.evaluation
-    ways = 3 if spec.forced else 1
-    plays = ways * (2 if spec.rl.steps else 1) + len(evaluation.temperatures) - 1
-    eval_sets = [
-        eval_set for eval_set in evaluation.eval_sets if not spec.evaluated_on or eval_set.family in spec.evaluated_on
-    ]
+def _count_evaluated_episodes(config: RunConfig, variant: str) -> int:
+    """Count the episodes of one job's evaluation.
+
+    It plays at the first temperature before and after RL, with forced choices too, and at all others after RL.
+    """
+    variant_config = config.variants[variant]
+    evaluation = config.evaluation
+    # The policy's own choice, forced delegation and forced answers.
+    modes = 3 if variant_config.forced else 1
+    times = 2 if variant_config.rl.steps else 1
+    plays = modes * times + len(evaluation.temperatures) - 1
+    families = variant_config.evaluated_on
+    eval_sets = [eval_set for eval_set in evaluation.eval_sets if not families or eval_set.family in families]
     return plays * len(eval_sets) * evaluation.episodes
