@@ -83,7 +83,7 @@ def taken() -> Iterator[str]:
         ("trace episodes.jsonl --svg missing/x.svg", "--svg missing/x.svg is no place for a figure"),
         ("trace episodes.jsonl --gif folder", "--gif folder is no place for a figure"),
         ("trace episodes.jsonl --html x.html --credit rlo", "unknown credit scheme 'rlo'"),
-        ("trace episodes.jsonl --credit rloo", "--credit is for a page"),
+        ("trace episodes.jsonl --credit rloo", "--credit needs a page"),
         ("trace episodes.jsonl --strategy x", "episodes.jsonl is no study's results.jsonl"),
         ("report missing", "missing holds no config.yaml of a run and no study.yaml"),
         ("report folder", "folder holds no config.yaml of a run and no study.yaml"),

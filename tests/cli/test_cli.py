@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -95,27 +98,31 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     assert set(selfcest_training.credit.SCHEMES) == core | methods
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["plan"],
-        ["train"],
-        ["warmstart"],
-        ["evaluate"],
-        ["compare"],
-        ["contamination"],
-        ["solve"],
-        ["report"],
-        ["watch"],
-        ["trace"],
-        ["credit"],
-    ],
-)
-def test_help_is_there(command: list[str]) -> None:
-    result = CliRunner().invoke(cli.app, [*command, "--help"])
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command with its path, the groups included."""
+    yield path, command
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from commands(subcommand, (*path, name))
+
+
+ALL_COMMANDS = dict(commands(get_command(cli.app)))
+
+
+@pytest.mark.parametrize("path", ALL_COMMANDS, ids=" ".join)
+def test_help_at_80_columns_cuts_no_word(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.app, [*path, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    assert "Usage" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "..." not in result.output.partition("Commands:\n")[2], "the first sentence is too long for the list"
+    command = ALL_COMMANDS[path]
+    texts = [inspect.cleandoc(command.help or "")]
+    for parameter in command.params:
+        help_text = getattr(parameter, "help", None)
+        assert help_text, f"{parameter.name} has no help"
+        texts += [help_text, *parameter.opts] if parameter.param_type_name == "option" else [help_text]
+    # A line may end after a hyphen, as in JSON-lines. A comma separates the names of an option.
+    printed = set(re.split(r"[\s,-]+", result.output))
+    assert set(re.split(r"[\s,-]+", " ".join(texts))) <= printed
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,11 @@ def test_the_command_writes_both_of_one_episode(record: EpisodeRecord, tmp_path:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--gif", "a.gif", "--html", "a.html"], "--html is a page of many episodes and --gif a figure of one"),
+        (["--gif", "a.gif", "--html", "a.html"], "--html and --gif cannot be combined"),
         (["--gif", "no/a.gif"], "--gif no/a.gif is no place for a figure"),
         (["--svg", "."], "--svg . is no place for a figure"),
         (["--svg", "a.svg", "--episode", "f"], "holds no such episode 'f'"),
-        (["second.jsonl", "--svg", "a.svg"], "2 files are for a page"),
+        (["second.jsonl", "--svg", "a.svg"], "2 files need a page"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(

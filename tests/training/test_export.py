@@ -236,7 +236,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path, name: str, read: Callabl
     read(out)
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, ConfigError)
-    assert "exists already" in str(again.exception)
+    assert "exists; expected a new file" in str(again.exception)
 
 
 def test_without_msgspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_out_is_written_once(tmp_path: Path) -> None:
     first = CliRunner().invoke(app, arguments)
     assert "1 groups, 2 episodes, 8 turns, 0 of them excluded" in first.output.replace("\n", " ")
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 8
-    assert "exists already" in str(CliRunner().invoke(app, arguments).exception)
+    assert "exists; expected a new file" in str(CliRunner().invoke(app, arguments).exception)
 
 
 def test_list_shows_every_scheme_with_formula_source_and_promise() -> None:

@@ -11,12 +11,17 @@ from selfcest_env.errors import ConfigError
 from selfcest_training.files import write_text
 from selfcest_training.yaml_text import read_option
 
-credit_app = typer.Typer(no_args_is_help=True, help="Credit schemes: what is installed, and what they say of records.")
+credit_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List credit schemes, or apply one to stored episodes."
+)
 
 
 @credit_app.command("list")
 def list_schemes() -> None:
-    """Installed credit schemes: name, what they promise, formula, source, and where they come from."""
+    """List the installed credit schemes.
+
+    For each scheme the command prints the name, the promise, the package of a plug-in, the formula and the source.
+    """
     from selfcest_training.credit import SCHEMES, find_scheme
 
     for name, reference in SCHEMES.items():
@@ -29,19 +34,23 @@ def list_schemes() -> None:
 @credit_app.command("apply")
 def apply_scheme(
     file: Annotated[
-        Path, typer.Argument(help="A JSON-lines file of scored episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl")
+        Path, typer.Argument(help="JSON-lines file of scored episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl.")
     ],
-    name: Annotated[str, typer.Option(help="A scheme of `selfcest credit list`, or package.module:Class.")],
+    name: Annotated[
+        str, typer.Option(help="Credit scheme, by a name of `selfcest credit list` or as package.module:Class.")
+    ],
     option: Annotated[
-        list[str] | None, typer.Option(help="An option of the scheme, key=value; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Option of the credit scheme, key=value; may be repeated.", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the lines (default: print them).", show_default=False)
+        Path | None, typer.Option(help="New file for the lines (default: print them).", show_default=False)
     ] = None,
 ) -> None:
-    """Recompute the advantages of stored episodes, one JSON line per turn; no policy is needed.
+    """Recompute the advantages of stored episodes.
 
-    A scheme with replays needs them in the file; a run with that scheme stores them there.
+    The command writes one JSON line per turn and needs no policy. A scheme that needs replays finds them only in the
+    file of a run with that scheme.
     """
     from selfcest_training.credit import make_assigner
     from selfcest_training.credit.offline import apply, credit_lines, read_groups
@@ -54,7 +63,7 @@ def apply_scheme(
         print(lines, end="")
         return
     if out.exists():
-        raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
+        raise ConfigError(f"--out {out} exists; expected a new file: name another one, or remove this one")
     write_text(out, lines)
     episodes = sum(len(group.episodes) for group in stored.groups)
     excluded = sum(len(credit.excluded) for credit in credits)

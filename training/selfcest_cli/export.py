@@ -14,7 +14,7 @@ from selfcest_training.yaml_text import read_option
 
 
 class Format(StrEnum):
-    """Of which trainer."""
+    """The trainer whose rows are written."""
 
     VERL = "verl"
     PRIME_RL = "prime-rl"
@@ -22,29 +22,35 @@ class Format(StrEnum):
 
 def export(
     file: Annotated[
-        Path, typer.Argument(help="A JSON-lines file of scored episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl")
+        Path, typer.Argument(help="JSON-lines file of scored episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl.")
     ],
-    format: Annotated[Format, typer.Option(help="Whose rows.", show_default=False)],
-    credit: Annotated[str, typer.Option(help="A scheme of `selfcest credit list`, or package.module:Class.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    format: Annotated[Format, typer.Option(help="Trainer that reads the rows.", show_default=False)],
+    credit: Annotated[
+        str, typer.Option(help="Credit scheme, by a name of `selfcest credit list` or as package.module:Class.")
+    ],
+    out: Annotated[Path, typer.Option(help="New file for the rows.")],
     option: Annotated[
-        list[str] | None, typer.Option(help="An option of the scheme, key=value; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Option of the credit scheme, key=value; may be repeated.", show_default=False),
     ] = None,
     denominator: Annotated[
-        Denominator, typer.Option(help="What an episode's loss is divided by, as rl.denominator.")
+        Denominator, typer.Option(help="Divisor of the loss of an episode, like the config key rl.denominator.")
     ] = Denominator.CONSTANT,
-    loss_denominator_tokens: Annotated[float, typer.Option(help="As rl.loss_denominator_tokens.")] = 100.0,
+    loss_denominator_tokens: Annotated[
+        float, typer.Option(help="Divisor of --denominator constant, in tokens.")
+    ] = 100.0,
 ) -> None:
-    """Write stored episodes with their credit as training rows of another trainer: one row per context.
+    """Write stored episodes as training rows of another trainer.
 
-    All episodes of the file are one update. A scheme with replays needs them in the file, as a run with it stores them.
+    Each row is the context of one agent with its credit. All episodes of the file belong to one update. A scheme that
+    needs replays finds them only in the file of a run with that scheme.
     """
     from selfcest_training.credit import make_assigner
     from selfcest_training.credit.offline import read_groups
     from selfcest_training.export.stored import build_credited_samples
 
     if out.exists():
-        raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
+        raise ConfigError(f"--out {out} exists; expected a new file: name another one, or remove this one")
     assigner = make_assigner(credit, dict(map(read_option, option or [])), where="--option")
     data = build_credited_samples(
         read_groups(file), assigner, denominator=denominator, constant=loss_denominator_tokens

@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 try:
     import typer
-    import yaml  # noqa: F401, of every config
+    import yaml  # noqa: F401, every config needs it
 except ModuleNotFoundError:  # a plain install has the packages of the game only
     from selfcest_cli import plain
 
@@ -39,12 +39,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train and study a root language model that delegates to clones of itself under a hard token budget.",
+    # The tables that Rich draws cut long option names and break words at 80 columns.
+    rich_markup_mode=None,
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"selfcest {__version__}")
         raise typer.Exit
 
@@ -52,10 +53,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def selfcest(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Train and study a root language model that delegates to clones of itself under a hard token budget."""
 
 
 app.add_typer(credit_app, name="credit")
@@ -66,27 +67,31 @@ app.command()(export)
 _CONFIG = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", help="YAML config (default: the quick run of the embedded model)", show_default=False
+        "--config",
+        "-c",
+        help="YAML config of a run (default: the quick run of the embedded model).",
+        show_default=False,
     ),
 ]
 _OVERRIDES = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Overrides of config keys: variants.deciding.rl.steps=10 seeds=[0,1] name=mine", show_default=False
+        help="Config keys with new values, as in variants.deciding.rl.steps=10 seeds=[0,1] name=mine.",
+        show_default=False,
     ),
 ]
-_RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
+_RESUME = Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")]
 _ADDRESS = Annotated[
     str | None,
     typer.Option(
-        help="HOST:PORT of a Ray cluster's head to play rollouts on, as the config's cluster.address.",
+        help="HOST:PORT of the head of a Ray cluster that plays the rollouts, like the config key cluster.address.",
         show_default=False,
     ),
 ]
 _TRUST = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module or package whose plug-ins a config may name here; may be repeated.",
+        help="Module or package whose plug-ins a config may name; may be repeated.",
         show_default=False,
         callback=check_modules,
     ),
@@ -99,29 +104,37 @@ def plan(
     overrides: _OVERRIDES = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="GiB of one device (default: what torch sees of a GPU here).", show_default=False),
+        typer.Option(
+            help="Memory of one device in GiB (default: the memory of this machine's GPU).", show_default=False
+        ),
     ] = None,
     episodes: Annotated[
         Path | None,
         typer.Option(
-            help="A run's episodes.jsonl, for the lengths (default: the most that limits allow).", show_default=False
+            help="An episodes.jsonl with typical episode lengths (default: the longest that the limits allow).",
+            show_default=False,
         ),
     ] = None,
     curve: Annotated[
         Path | None,
-        typer.Option(help="A JSON file of an engine's measured throughput, for the times.", show_default=False),
+        typer.Option(
+            help="JSON file with the measured throughput of an engine, which times are estimated from.",
+            show_default=False,
+        ),
     ] = None,
     rehearse: Annotated[
         bool,
         typer.Option(
-            "--rehearse", help="Also run a small job of this config on a CUDA device that the CPU imitates (minutes)."
+            "--rehearse",
+            help="Also run a small job of this config, for minutes, on a CUDA device that the CPU imitates.",
         ),
     ] = False,
     trust: _TRUST = None,
 ) -> None:
-    """Print what a run will need before it starts: memory part by part, tokens, pushed bytes, time where it is known.
+    """Print the memory, tokens and time that a run will need.
 
-    No weights are loaded. What does not fit is refused (exit code 2), with what to change.
+    The memory is listed part by part, and the bytes of each weight sync are listed too. No weights are loaded. If the
+    run does not fit, the exit code is 2, and the message lists changes that would make it fit.
     """
     from selfcest_cli.plan import print_plan
     from selfcest_env.plugin import only_trusted
@@ -144,26 +157,30 @@ def train(
     resume: _RESUME = False,
     ray_address: _ADDRESS = None,
 ) -> None:
-    """Warm start, RL and evaluation of every variant; writes runs/NAME with a table at the end.
+    """Train and evaluate every variant of a run.
 
-    Without a config: the embedded model, three variants, one seed. The run's folder holds config.yaml, table.md,
-    results.csv, plots, and for every variant and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints,
-    and the final model as a folder that transformers loads.
+    Each variant has a warm start, then reinforcement learning. The default config trains three variants of the
+    embedded model with one seed. The folder runs/NAME gets config.yaml, table.md, results.csv and plots. For every
+    variant and seed it gets metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and the final model as a
+    folder that transformers loads.
     """
     from selfcest_eval.report.run_report import RunEvaluation
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 
-    on = [] if ray_address is None else [f"cluster.address={json.dumps(ray_address)}"]
-    spec = load_config(config or default_config(), [*(overrides or []), *on])
+    changes = list(overrides or [])
+    if ray_address is not None:
+        changes.append(f"cluster.address={json.dumps(ray_address)}")
+    spec = load_config(config or default_config(), changes)
     run(spec, resume=resume, console=Terminal(), evaluator=RunEvaluation())
 
 
 @app.command()
 def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
-    """The warm start alone, and its table: every variant ends as the folder warmstart_model of its job.
+    """Run only the warm start of every variant.
 
-    `selfcest train --resume` with the same config goes on from there.
+    The model after the warm start is in the folder warmstart_model of each variant and seed. `selfcest train --resume`
+    with the same config continues the run with reinforcement learning.
     """
     from selfcest_eval.report.run_report import RunEvaluation
     from selfcest_training.config_file import load_config
@@ -180,23 +197,26 @@ def evaluate(
         typer.Option(
             "--config",
             "-c",
-            help="YAML config of a study (default: cpu/frontier.yaml, by the policies that come with the package)",
+            help="YAML config of a study (default: cpu/frontier.yaml, which plays the policies of the package).",
             show_default=False,
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Overrides of config keys: episodes=20 budgets=[120,480] name=mine", show_default=False),
+        typer.Argument(
+            help="Config keys with new values, as in episodes=20 budgets=[120,480] name=mine.", show_default=False
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Play only what the study of this name lacks.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Play only the results that the study lacks.")] = False,
     page: Annotated[
         Path | None,
-        typer.Option(help="Also write a page of documentation, with its plots beside it.", show_default=False),
+        typer.Option(help="Markdown page to write with the report, its plots beside it.", show_default=False),
     ] = None,
 ) -> None:
-    """Play strategies at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
+    """Play strategies at matched budget on the same instances.
 
-    Without a config: the policies that come with the package, over a range of budgets; nothing need be trained.
+    The folder studies/NAME gets a table, a CSV file, plots and verdicts. The default config plays the policies that
+    come with the package over a range of budgets, so no training is needed.
     """
     from selfcest_cli.study import command_line, default_study, run_study
     from selfcest_eval.play.config import load_study
@@ -208,11 +228,14 @@ def evaluate(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="The folder of a finished study, as studies/frontier")],
-    second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
+    first: Annotated[Path, typer.Argument(help="Folder of a finished study, as in studies/frontier.")],
+    second: Annotated[Path, typer.Argument(help="Folder of the finished study that the first is compared with.")],
     trust: _TRUST = None,
 ) -> None:
-    """Compare two finished studies strategy by strategy, paired on the instances that they share."""
+    """Compare two finished studies strategy by strategy.
+
+    The comparison is paired: it uses the instances that both studies played.
+    """
     from selfcest_eval.report.comparison import compare_studies
 
     compare_studies(first, second, Terminal(), trust or [])
@@ -225,7 +248,10 @@ def contamination(
     ],
     trust: _TRUST = None,
 ) -> None:
-    """Print how many questions each two data files of these configs share. Training and test sets should share none."""
+    """Count the questions that two data files share.
+
+    The command compares each two data files of the configs. Training and test sets should share no question.
+    """
     from selfcest_eval.play.contamination import report_contamination
 
     report_contamination(configs, Terminal(), trust or [])
@@ -242,46 +268,54 @@ def leaks() -> None:
 
 @app.command()
 def solve(
-    question: Annotated[str, typer.Argument(help="What the root is asked.")],
+    question: Annotated[str, typer.Argument(help="Question for the root.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Overrides of limits and policy: limits.total_tokens=4000 limits.max_depth=1", show_default=False
+            help="Keys of limits and policy with new values, as in limits.total_tokens=4000 limits.max_depth=1.",
+            show_default=False,
         ),
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Who plays: delegating, reading or deciding, which come with the package; a run's model, as "
-            "runs/NAME/VARIANT/seed0/model; a chat model's folder, .gguf file or hub:OWNER/NAME, or smollm2; "
-            "package.module:Class.",
+            help="Policy that plays: delegating, reading or deciding, which come with the package; the model of a run, "
+            "as in runs/NAME/VARIANT/seed0/model; a chat model as smollm2, a folder, a .gguf file or hub:OWNER/NAME; "
+            "or package.module:Class.",
             show_default=False,
         ),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(help="Or an OpenAI-compatible server, as http://127.0.0.1:8000/v1.", show_default=False),
+        typer.Option(
+            help="URL of an OpenAI-compatible server that plays instead of --policy, as in http://127.0.0.1:8000/v1.",
+            show_default=False,
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The server's name for its model.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model on the server of --server.", show_default=False)
+    ] = None,
     documents: Annotated[
         Path | None,
-        typer.Option(help="A JSON file of texts by key, or a folder of text files.", show_default=False),
+        typer.Option(help="JSON file of texts by key, or folder of text files.", show_default=False),
     ] = None,
-    answer: Annotated[str | None, typer.Option(help="The truth, to be graded by.", show_default=False)] = None,
-    temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    answer: Annotated[
+        str | None, typer.Option(help="Right answer, which the episode is graded by.", show_default=False)
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="A file to add the episode to, for `selfcest trace`.", show_default=False)
+        Path | None, typer.Option(help="JSON-lines file that the episode is appended to.", show_default=False)
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="Also write the episode as a page for a browser, as trace --html does.", show_default=False),
+        typer.Option(help="HTML page to write, which shows the episode.", show_default=False),
     ] = None,
 ) -> None:
-    """Play one question of your own, and print the tree, the answer and what it cost.
+    """Play one question and print the tree, answer and cost.
 
-    While agents work, the tree grows in the terminal; where there is none, every turn is a line on the standard error.
-    Limits are those of the variant that the model was trained in; any other policy has the defaults of the game.
+    The tree grows in the terminal while agents work. If standard error is not a terminal, each turn is one line of
+    it. The model of a run plays under the limits of its variant. Any other policy plays under the default limits.
     """
     from selfcest_cli.solve import play_question, read_documents, solve_config, task_of
 
@@ -302,23 +336,26 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FOLDER...",
-            help="Folders of runs, as runs/quick, or of studies; of a run what is there so far. With --html runs that "
-            "differ in their seeds alone count as one",
+            metavar="FOLDER",
+            help="Folders of runs, as in runs/quick, or of studies. A run may be unfinished. With --html, runs that "
+            "differ only in their seeds are reported as one run.",
             show_default=False,
         ),
     ],
     html: Annotated[
         Path | None,
         typer.Option(
-            help="Write one page instead, as report.html: a verdict, curves, frontiers, decisions, pathologies, costs; "
-            "figures (PNG, SVG) and numbers (CSV) beside it. The folders are read alone, also while a run goes on.",
+            help="HTML page to write, as in report.html, instead of files in the folders. It has a verdict, curves, "
+            "frontiers, decisions, pathologies and costs. Figures (PNG, SVG) and numbers (CSV) are written beside it.",
             show_default=False,
         ),
     ] = None,
     trust: _TRUST = None,
 ) -> None:
-    """Print the verdict of runs or studies again, and rewrite table.md, results.csv and plots from stored results."""
+    """Print the verdict of runs or studies from stored results.
+
+    The command rewrites table.md, results.csv and the plots in each folder. With --html it only reads the folders.
+    """
     from selfcest_cli.report import report_folder, report_page
     from selfcest_env.plugin import only_trusted
 
@@ -332,18 +369,23 @@ def report(
 
 @app.command()
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, as runs/quick; only read.")],
-    once: Annotated[bool, typer.Option("--once", help="Print how far it is, and end.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a run, as in runs/quick; it is only read.")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Print the progress once and exit.")] = False,
     html: Annotated[
-        bool, typer.Option("--html", help="Also serve the page of `selfcest report`, which renews itself.")
+        bool, typer.Option("--html", help="Also serve the page of `selfcest report`, which reloads itself.")
     ] = False,
     port: Annotated[
-        int | None, typer.Option(help="For --html, of 127.0.0.1 (default: any that is free).", show_default=False)
+        int | None, typer.Option(help="Port on 127.0.0.1 for --html (default: any free port).", show_default=False)
     ] = None,
     trust: _TRUST = None,
 ) -> None:
-    """Show how far the jobs of a run are, while it goes on or after, as `selfcest train` does. Ctrl-C ends it."""
-    with suppress(KeyboardInterrupt):  # imports take seconds, and are a time to end it too
+    """Show the progress of the jobs of a run.
+
+    The display is that of `selfcest train`. It works during the run and after it. Ctrl-C ends it.
+    """
+    with suppress(KeyboardInterrupt):  # around the imports too, which take seconds
         from selfcest_cli.watch import watch_run
         from selfcest_env.plugin import only_trusted
 
@@ -356,55 +398,63 @@ def trace(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...",
-            help="A JSON-lines file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl, or the folder of a "
-            "study; several for --html",
+            metavar="FILE",
+            help="JSON-lines file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl, or folder of a study. "
+            "Several files need --html.",
             show_default=False,
         ),
     ],
     episode: Annotated[
-        str | None, typer.Option(help="Id of the episode (default: the last one).", show_default=False)
+        str | None, typer.Option(help="Id of the episode (default: the last episode).", show_default=False)
     ] = None,
     texts: Annotated[
-        bool, typer.Option("--texts", help="Show texts whole: what was asked and given, what agents wrote, the truth.")
+        bool,
+        typer.Option("--texts", help="Print the full texts: task, documents, messages of all agents, right answer."),
     ] = False,
     strategy: Annotated[
-        str | None, typer.Option(help="Of a study: only episodes of this strategy.", show_default=False)
+        str | None,
+        typer.Option(help="Strategy of the study whose episodes are shown (default: all).", show_default=False),
     ] = None,
-    wrong: Annotated[bool, typer.Option("--wrong", help="Of a study: only episodes without a right answer.")] = False,
+    wrong: Annotated[
+        bool, typer.Option("--wrong", help="Show only the episodes of the study without a right answer.")
+    ] = False,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write all episodes as one page for a browser, instead.", show_default=False),
+        typer.Option(help="HTML page to write with all episodes, instead of printing one.", show_default=False),
     ] = None,
     credit: Annotated[
         list[str] | None,
         typer.Option(
-            help="A scheme whose advantages the page shows; may be repeated. "
-            "One whose replays are not in the file is left out.",
+            help="Credit scheme whose advantages the page of --html shows; may be repeated. A scheme whose replays are "
+            "not in the file is left out with a warning.",
             show_default=False,
         ),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(help="Draw the episode's tree as an SVG, instead.", show_default=False)
+        Path | None,
+        typer.Option(help="SVG figure to write with the episode's tree, instead of printing it.", show_default=False),
     ] = None,
     gif: Annotated[
         Path | None,
         typer.Option(
-            help="Draw it growing, as a GIF: a frame before the first turn and one after each.", show_default=False
+            help="GIF figure to write with the growing tree: a frame before the first turn and one after each turn.",
+            show_default=False,
         ),
     ] = None,
     trust: _TRUST = None,
 ) -> None:
-    """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned.
+    """Print the tree, texts, cost and reward of an episode.
 
-    With --html: a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg or --gif:
-    a figure.
+    With --html the command writes a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg
+    or --gif it draws a figure of one episode.
     """
     from selfcest_cli.trace import print_trace, write_figures, write_page
 
     figures = [option for option, out in (("--svg", svg), ("--gif", gif)) if out is not None]
     if figures and html is not None:
-        raise ConfigError(f"--html is a page of many episodes and {figures[0]} a figure of one; ask for one of them")
+        raise ConfigError(
+            f"--html and {figures[0]} cannot be combined; give --html for a page, or {figures[0]} for a figure"
+        )
     if html is not None:
         write_page(
             files,
@@ -418,8 +468,8 @@ def trace(
         )
         return
     if len(files) > 1 or credit:
-        what = "--credit is" if credit else f"{len(files)} files are"
-        raise ConfigError(f"{what} for a page; name one with --html OUT")
+        subject = "--credit needs" if credit else f"{len(files)} files need"
+        raise ConfigError(f"{subject} a page; add --html PAGE")
     if figures:
         write_figures(files[0], episode, Terminal(), svg=svg, gif=gif, strategy=strategy, wrong=wrong)
         return
@@ -428,7 +478,10 @@ def trace(
 
 @masked_output()
 def main() -> None:
-    """Entry point: an exception is one line and an exit code, see `faults`; a defect in no log shows its trace."""
+    """Run the command line: an exception becomes one line and an exit code, see `faults`.
+
+    A defect that no log holds is printed with its traceback.
+    """
     try:
         search_folder(os.getcwd())
         with signals_raise():
@@ -438,7 +491,9 @@ def main() -> None:
         _print_error(f"ended by {signal_name(error.signal_number)}", *getattr(error, "__notes__", ()))
         raise
     except Exception as error:
-        if hasattr(error, "show") and hasattr(error, "exit_code"):  # wrong usage, by click or by typer's copy of it
+        if hasattr(error, "show") and hasattr(
+            error, "exit_code"
+        ):  # a usage error of click, or of typer's copy of click
             error.show()
             raise SystemExit(error.exit_code) from error
         if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):
