@@ -169,12 +169,12 @@ def test_a_plain_install_traces_an_episode_as_the_whole_one_does(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["train"], "this is a plain install, which has `selfcest trace` only"),
+        (["train"], "this is a plain install, which has only `selfcest trace`"),
         (["trace", str(EPISODES), "--html", "page.html"], "trace --html page.html: not an option of a plain install"),
         (["trace", str(EPISODES), str(EPISODES)], "not an option of a plain install"),
         (["trace", "missing.jsonl"], "there is no file missing.jsonl"),
         (["trace", str(EPISODES), "--episode", "nothing"], "holds no such episode 'nothing'"),
-        (["trace", str(EPISODES), "--wrong"], "is no study's results.jsonl"),
+        (["trace", str(EPISODES), "--wrong"], "is not the results.jsonl of a study"),
     ],
 )
 def test_a_plain_install_says_in_one_line_what_it_lacks(

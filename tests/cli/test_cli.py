@@ -151,10 +151,10 @@ def test_help_at_80_columns_cuts_no_word(path: tuple[str, ...]) -> None:
         (["compare", "a", "b"], ["a holds no study.yaml"]),
         (["report", "a"], ["a holds no config.yaml of a run and no study.yaml"]),
         (["report", "a", "b", "--html", "r.html"], ["a holds no config.yaml of a run and no study.yaml"]),
-        (["report", "a", "--html", "r"], ["--html r is no place for a page"]),
+        (["report", "a", "--html", "r"], ["--html r does not end in .html"]),
         (["watch", "a"], ["a holds no config.yaml of a run and no study.yaml"]),
-        (["watch", "a", "--port", "80"], ["--port 80 is for the page; add --html"]),
-        (["solve", "1 + 2?"], ["nobody plays; give --policy"]),
+        (["watch", "a", "--port", "80"], ["--port 80 has no effect without --html"]),
+        (["solve", "1 + 2?"], ["no policy given: pass --policy"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

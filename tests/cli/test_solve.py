@@ -26,7 +26,7 @@ from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
-from selfcest_cli.live_tree import tree_of
+from selfcest_cli.live_tree import draw_tree
 from selfcest_cli.solve import LAST_WORDS, play_question, read_documents, solve_config, task_of
 from selfcest_env.palette import ANSWERED
 from selfcest_env.record import EpisodeRecord, read_episodes
@@ -168,7 +168,7 @@ def test_a_tree_shows_texts_of_models_as_texts() -> None:
     clone = Node(ROOT.child(0), "[red]\x1b[2Jdo", Status.READY, 10, 3, (), None)
     console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     with console.capture() as caught:
-        console.print(tree_of([Node(ROOT, "all", Status.WAITING, None, 5, (), None), clone]))
+        console.print(draw_tree([Node(ROOT, "all", Status.WAITING, None, 5, (), None), clone]))
     assert '"[red] [2Jdo"' in caught.get()
     assert "\x1b[2J" not in caught.get()
     assert "8 tokens, 1 clone\n" in caught.get()
@@ -226,15 +226,18 @@ def test_a_run_s_model_plays_under_the_limits_of_its_variant(selfcest: Console, 
 
     # Untrained weights do not answer, and a person is told what became of them.
     assert greedy.root.status is Status.OUT_OF_TURNS
-    assert "no answer: out_of_turns, the root has had its turns (limits.max_turns)" in shown
+    assert "no answer: out_of_turns, the root has used all its turns; raise limits.max_turns" in shown
     assert f"last words: {shorten(greedy.root.turns[-1].generation.text, LAST_WORDS)}" in shown
 
 
 @pytest.mark.parametrize(
     ("changes", "ending"),
     [
-        (["limits.turn_tokens=0", "limits.answer_reserve=0"], "out_of_tokens, the root's account or context"),
-        (["limits.max_turns=0"], "out_of_turns, the root has had its turns"),
+        (
+            ["limits.turn_tokens=0", "limits.answer_reserve=0"],
+            "out_of_tokens, the root has used up its tokens or its context",
+        ),
+        (["limits.max_turns=0"], "out_of_turns, the root has used all its turns"),
     ],
 )
 def test_an_episode_without_an_answer_says_why(selfcest: Console, changes: list[str], ending: str) -> None:
@@ -358,11 +361,11 @@ def test_documents_of_a_folder_are_those_of_a_file(tmp_path: Path) -> None:
     [
         ("{", ["documents.json is not valid JSON", "line 1"]),
         ("[" * 100_000, ["documents.json is not valid JSON"]),
-        ('{"a": "x", "a": "y"}', ["documents.json", "the key 'a' is there twice"]),
+        ('{"a": "x", "a": "y"}', ["documents.json", "the key 'a' appears twice"]),
         ('["a"]', ["documents.json holds ['a']", "expected an object of texts by key"]),
         ('{"a": 7}', ["documents.json: 'a' is 7; expected a text"]),
         ("{}", ["documents.json holds no document"]),
-        ('{"a": "\\ud800"}', ["no valid Unicode"]),
+        ('{"a": "\\ud800"}', ["not valid Unicode"]),
         ('{"report": "x"}', ["cannot name the key 'report'", "one character"]),
     ],
 )
@@ -381,7 +384,7 @@ def test_a_folder_that_is_no_set_of_documents(selfcest: Console) -> None:
     assert "a.txt: not UTF-8 text at byte 0" in selfcest.error(*ask, "texts")
     Path("texts/a.txt").write_text("x", encoding="utf-8")
     Path("texts/a.md").write_text("y", encoding="utf-8")
-    assert "another file's key is 'a' too" in selfcest.error(*ask, "texts")
+    assert "has the same key 'a' as another file" in selfcest.error(*ask, "texts")
 
 
 def test_keys_that_nobody_has_to_write_may_be_anything(selfcest: Console) -> None:
@@ -396,12 +399,15 @@ def test_keys_that_nobody_has_to_write_may_be_anything(selfcest: Console) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["1?"], ["nobody plays; give --policy", "or --server and --name"]),
-        (["1?", "--policy", "p", "--server", "http://x/v1"], ["both --policy p and --server http://x/v1"]),
-        (["1?", "--server", "http://x/v1"], ["--server and --name belong together"]),
-        (["1?", "--policy", "p", "--name", "m"], ["--server and --name belong together"]),
+        (["1?"], ["no policy given: pass --policy", "or --server and --name"]),
+        (
+            ["1?", "--policy", "p", "--server", "http://x/v1"],
+            ["--policy p and --server http://x/v1 exclude each other"],
+        ),
+        (["1?", "--server", "http://x/v1"], ["--server and --name are needed together"]),
+        (["1?", "--policy", "p", "--name", "m"], ["--server and --name are needed together"]),
         (["1?", "--server", "x", "--name", "m"], ["base_url is 'x'"]),
-        (["1?", "--policy", "empty"], ["empty is no model", "no config.json"]),
+        (["1?", "--policy", "empty"], ["empty is not a model", "no config.json"]),
         (["1?", "--policy", "runs/quick/none/seed0/model"], ["there is no such folder; train first"]),
         (["1?", "--policy", "empty/model"], ["there is no such folder; train first"]),
         (["1?", "--policy", "./model"], ["there is no such folder; train first"]),
@@ -415,7 +421,7 @@ def test_keys_that_nobody_has_to_write_may_be_anything(selfcest: Console) -> Non
         (["1?", *SCRIPTED, "--temperature=-1"], ["temperature is -1.0"]),
         ([" ", *SCRIPTED], ["the question is ' '"]),
         (["", *SCRIPTED], ["the question is ''"]),
-        (["1?", *SCRIPTED, "--html", "no/such.html"], ["--html no/such.html is no place for a page"]),
+        (["1?", *SCRIPTED, "--html", "no/such.html"], ["--html no/such.html cannot be written"]),
         (["1?", *SCRIPTED, "--answer", ""], ["--answer is ''"]),
         (["1?", *SCRIPTED, "--out", "empty"], ["--out empty cannot be written"]),
         (["1?", *SCRIPTED, "--out", "no/such.jsonl"], ["--out no/such.jsonl cannot be written"]),
@@ -443,11 +449,11 @@ def test_mistakes_about_a_run_s_model(selfcest: Console, run_model: Path, monkey
     line = selfcest.error(*ask, str(run_model), "limits.total_tokens=4000")
     assert "limits.total_tokens is 4000" in line
     assert "max_positions = 96" in line
-    assert "is no model: the folder has no config.json" in selfcest.error(*ask, str(run_model.parent))
+    assert "is not a model: the folder has no config.json" in selfcest.error(*ask, str(run_model.parent))
     seat = run_model.parents[1]
     seat.rename(seat.with_name("delegated"))
     moved = seat.with_name("delegated") / "seed0" / "model"
-    assert "has no variant 'delegated' (delegating). Did you mean 'delegating'?" in selfcest.error(*ask, str(moved))
+    assert "has no variant 'delegated'. Did you mean 'delegating'?" in selfcest.error(*ask, str(moved))
 
 
 def test_overrides_reach_whoever_plays() -> None:

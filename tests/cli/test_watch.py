@@ -274,7 +274,7 @@ def test_mistakes_are_named(run: RunConfig, tmp_path: Path) -> None:
 
     assert "holds no config.yaml of a run" in said(str(tmp_path / "nothing"))
     assert "holds a study, which has no jobs" in said(str(study))
-    assert "--port 80 is for the page; add --html" in said(str(run.folder), "--port", "80")
+    assert "--port 80 has no effect without --html" in said(str(run.folder), "--port", "80")
     assert "give one of them" in said(str(run.folder), "--once", "--html")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -144,8 +144,8 @@ def test_the_command_writes_both_of_one_episode(record: EpisodeRecord, tmp_path:
     ("options", "words"),
     [
         (["--gif", "a.gif", "--html", "a.html"], "--html and --gif cannot be combined"),
-        (["--gif", "no/a.gif"], "--gif no/a.gif is no place for a figure"),
-        (["--svg", "."], "--svg . is no place for a figure"),
+        (["--gif", "no/a.gif"], "--gif no/a.gif cannot be written"),
+        (["--svg", "."], "--svg . is a folder"),
         (["--svg", "a.svg", "--episode", "f"], "holds no such episode 'f'"),
         (["second.jsonl", "--svg", "a.svg"], "2 files need a page"),
     ],

@@ -461,8 +461,8 @@ def test_bad_folders_are_one_error(tmp_path: Path) -> None:
             read_sources([folder])
     with pytest.raises(ConfigError, match="a folder is named twice"):
         read_sources([empty, tmp_path / "x" / ".." / "empty"])
-    for out in (tmp_path / "page.htm", tmp_path / "missing" / "page.html"):
-        with pytest.raises(ConfigError, match=f"--html {out} is no place for a page"):
+    for out, problem in ((tmp_path / "page.htm", "does not end in"), (tmp_path / "missing" / "page.html", "cannot be")):
+        with pytest.raises(ConfigError, match=f"--html {out} {problem}"):
             report_page([empty], out, Console(quiet=True))
 
 

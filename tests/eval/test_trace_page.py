@@ -257,8 +257,8 @@ def test_a_scheme_that_a_file_has_not_enough_for_is_left_out_and_said(
     ("arguments", "words"),
     [
         (["missing.jsonl", "--html", "o.html"], ["there is no file missing.jsonl"]),
-        (["FILE", "--html", "no/such/o.html"], ["no/such/o.html is no place for a page"]),
-        (["FILE", "--html", "."], ["is no place for a page"]),
+        (["FILE", "--html", "no/such/o.html"], ["no/such/o.html cannot be written"]),
+        (["FILE", "--html", "."], ["--html . is a folder"]),
         (
             ["FILE", "--html", "o.html", "--episode", "s1.g0.e9"],
             ["no file holds an episode 's1.g0.e9'", "Did you mean"],

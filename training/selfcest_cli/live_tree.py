@@ -1,7 +1,7 @@
-"""An episode while it is played: its tree growing in a terminal, or a line per turn where there is none.
+"""A live view of an episode: its tree grows in a terminal; any other output gets one line per turn.
 
-The game is looked at between what a policy is asked and what it answers, by a request that says which game it begins
-and a policy around the one that plays: neither changes a thing, and a rollout knows nothing of it.
+A `LiveRequest` hands the episode's game to the view, and a wrapper around the policy updates the view at every call of
+the policy. Neither changes the episode.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from selfcest_env.render import Node, mark, nodes_of_kernel, shorten, turn_line
 from selfcest_env.rules import Rules
 from selfcest_env.types import ROOT, AgentId, Status, TurnKey
 
-BAR = 8  # letters of the bar of what an agent has spent
-WIDTH = 32  # of one text in the tree
+BAR = 8  # width of the bar of spent tokens, in characters
+WIDTH = 32  # width of one quoted text, in characters
 
 
 @dataclass(frozen=True)
 class LiveRequest(RolloutRequest):
-    """An episode whose game `tree` is told of."""
+    """A request that shows its game in `tree`."""
 
     tree: LiveTree | None = None
 
     def begin(self, rules: Rules) -> tuple[Kernel, Mapping[tuple[AgentId, int], Generation]]:
         kernel, generations = super().begin(rules)
         if self.tree is not None:
-            self.tree.begin(kernel)
+            self.tree.show(kernel)
         return kernel, generations
 
 
 class LiveTree:
-    """Shows one episode. A context manager: what it draws in a terminal is gone at its end.
+    """A context manager that shows one episode. At its end the tree is removed from the terminal.
 
     Args:
-        console: where to. In a terminal the tree is drawn again at every turn, elsewhere a turn is a line.
+        console: a terminal, where the tree is drawn again at every turn, or another output, which gets a line per turn.
     """
 
     def __init__(self, console: Console) -> None:
-        self._console, self._said = console, 0
+        self._console = console
+        self._num_shown = 0  # steps of the game's log
         self._kernel: Kernel | None = None
         self._live = Live(console=console, transient=True) if console.is_terminal else None
 
@@ -67,77 +68,86 @@ class LiveTree:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self.look()
+            self.update()
         if self._live is not None:
             self._live.stop()
 
-    def begin(self, kernel: Kernel) -> None:
-        """The game to look at."""
+    def show(self, kernel: Kernel) -> None:
+        """Set the game that is shown, and draw its first tree."""
         self._kernel = kernel
         if self._live is not None:
-            self._live.update(tree_of(nodes_of_kernel(kernel)), refresh=True)
+            self._live.update(draw_tree(nodes_of_kernel(kernel)), refresh=True)
 
-    def over(self, policy: Policy, codec: Codec | None = None) -> Policy:
-        """A `player.Wrapper`: this policy, with a look at the game before everything that it is asked."""
-        return _Looking(policy, self)
+    def wrap(self, policy: Policy, codec: Codec | None = None) -> Policy:
+        """Return the policy with an update of the view before each of its calls. See `player.Wrapper`."""
+        return _ShownPolicy(policy, self)
 
-    def look(self) -> None:
-        """Show what has been played since the last look."""
-        if self._kernel is None or len(log := self._kernel.log) == self._said:
+    def update(self) -> None:
+        """Show the steps since the last update."""
+        if self._kernel is None:
+            return
+        log = self._kernel.log
+        if len(log) == self._num_shown:
             return
         if self._live is not None:
-            self._live.update(tree_of(nodes_of_kernel(self._kernel)), refresh=True)
+            self._live.update(draw_tree(nodes_of_kernel(self._kernel)), refresh=True)
         else:
-            for step in log[self._said :]:
+            for step in log[self._num_shown :]:
                 facts = self._kernel.agents[step.agent_id].turns[step.turn]
                 line = f"{step.agent_id} turn {step.turn}: {turn_line(facts)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._said = len(log)
+        self._num_shown = len(log)
 
 
-class _Looking:
-    """A policy around which a tree is looked at; see `policy.Policy`."""
+class _ShownPolicy:
+    """A policy that updates a tree before each call. See `policy.Policy`."""
 
     def __init__(self, policy: Policy, tree: LiveTree) -> None:
-        self._policy, self._tree = policy, tree
+        self._policy = policy
+        self._tree = tree
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
-        self._tree.look()
+        self._tree.update()
         self._policy.submit(requests)
 
     def poll(self) -> Sequence[tuple[TurnKey, Generation | InfrastructureError]]:
-        self._tree.look()
+        self._tree.update()
         return self._policy.poll()
 
 
-def tree_of(nodes: Sequence[Node]) -> RenderableType:
-    """The tree as it stands, in the colours and marks of every picture, and what it has cost."""
+def draw_tree(nodes: Sequence[Node]) -> RenderableType:
+    """Return the tree of an episode's agents with its cost. Colours and marks are those of the figures."""
     branches: dict[AgentId, Tree] = {}
     for node in nodes:
-        line, parent = _line(node), node.agent_id.parent
+        row = _draw_row(node)
+        parent = node.agent_id.parent
         if parent is None:
-            branches[node.agent_id] = Tree(line, guide_style=EDGE.light)
+            branches[node.agent_id] = Tree(row, guide_style=EDGE.light)
         else:
-            branches[node.agent_id] = branches[parent].add(line)
-    spent, clones = sum(node.spent for node in nodes), len(nodes) - 1
-    foot = f"{spent:,} tokens, {clones} clone" + "s" * (clones != 1)
-    return Group(branches[ROOT], Text(foot, "dim"))
+            branches[node.agent_id] = branches[parent].add(row)
+    num_tokens = sum(node.spent for node in nodes)
+    num_clones = len(nodes) - 1
+    cost = f"{num_tokens:,} tokens, {num_clones} clone" + "s" * (num_clones != 1)
+    return Group(branches[ROOT], Text(cost, "dim"))
 
 
-def _line(node: Node) -> RenderableType:
-    chip = f"{INK.light} on {STATUS[node.status].light}"
+def _draw_row(node: Node) -> RenderableType:
+    """Return an agent's row: mark and name, bar, tokens, objective with reply, and a spinner while it generates."""
+    name_style = f"{INK.light} on {STATUS[node.status].light}"
     share = min(1.0, node.spent / node.granted) if node.granted else 0.0
+    filled = round(share * BAR)
+    if share > 0:
+        filled = max(filled, 1)  # an agent that has spent anything has a visible bar
     granted = "" if node.granted is None else f"/{node.granted:,}"
-    filled = min(BAR, round(share * BAR) + (0 < share < 0.5 / BAR))
-    said = "" if node.reply is None else f" → {shorten(node.reply, WIDTH)}"
+    reply = "" if node.reply is None else f" → {shorten(node.reply, WIDTH)}"
     row = Table.grid(padding=(0, 1))
     for _ in range(5):
         row.add_column(no_wrap=True, overflow="ellipsis")
     row.add_row(
-        Text(f" {mark(node.status)} {short_name(node.agent_id)} ", chip),
+        Text(f" {mark(node.status)} {short_name(node.agent_id)} ", name_style),
         Text("━" * filled) + Text("━" * (BAR - filled), EDGE.light + " dim"),
         Text(f"{node.spent:,}{granted}"),
-        Text(shorten(node.objective, WIDTH), "dim") + Text(said, "bold not dim"),
+        Text(shorten(node.objective, WIDTH), "dim") + Text(reply, "bold not dim"),
         Spinner("dots") if node.status is Status.READY else "",
     )
     return row

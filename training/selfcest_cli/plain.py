@@ -1,4 +1,4 @@
-"""The command line of a plain install, which has the packages of the game only: `selfcest trace` in the terminal."""
+"""The command line of a plain install, which has only the packages of the game: `selfcest trace` in the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDS_EXTRA = f"all other commands and options need the extra train: {install_hi
 
 @masked_output()
 def main(arguments: Sequence[str]) -> int:
-    """Run `selfcest trace`, or say how to install the other commands. Returns the exit code."""
+    """Run `selfcest trace`, or explain how to install the other commands. Returns the exit code."""
     if arguments[:1] == ["--version"]:
         print(f"selfcest {__version__}")
         return 0
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         elif not arguments or arguments[0] in ("--help", "-h"):
             print(f"This is a plain install of selfcest, which has `selfcest trace FILE` ({NEEDS_EXTRA}).")
         else:
-            raise ConfigError(f"this is a plain install, which has `selfcest trace` only; {NEEDS_EXTRA}")
+            raise ConfigError(f"this is a plain install, which has only `selfcest trace`; {NEEDS_EXTRA}")
     except (SelfcestError, OSError) as error:
         print(f"selfcest: {line_of(error)}", file=sys.stderr)
         return int(exit_code(error))
@@ -36,18 +36,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _trace(arguments: Sequence[str]) -> str:
-    """The text of `selfcest trace`, whose options for the terminal are read here without typer."""
+    """Return the text of `selfcest trace`. Its options for the terminal are parsed without typer."""
     parser = ArgumentParser(
         prog="selfcest trace",
-        description="Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned.",
+        description="Print the tree, texts, cost and reward of an episode.",
         epilog=f"Pages and figures: {NEEDS_EXTRA}",
         allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, help="JSON-lines file of episodes, or folder of a study")
-    parser.add_argument("--episode", help="id of the episode (default: the last one)")
-    parser.add_argument("--texts", action="store_true", help="show texts whole")
-    parser.add_argument("--strategy", help="strategy of a study")
-    parser.add_argument("--wrong", action="store_true", help="episodes of a study without a right answer")
+    parser.add_argument("--episode", help="id of the episode (default: the last episode)")
+    parser.add_argument("--texts", action="store_true", help="print the full texts")
+    parser.add_argument("--strategy", help="strategy of the study whose episodes are shown (default: all)")
+    parser.add_argument("--wrong", action="store_true", help="show only episodes of the study without a right answer")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise ConfigError(f"trace {' '.join(unknown)}: not an option of a plain install; {NEEDS_EXTRA}")

@@ -1,4 +1,4 @@
-"""`selfcest report`: what runs and studies say, again; in the terminal, or as a page with files beside it."""
+"""`selfcest report`: the report of runs and studies in the terminal, or as a page with files beside it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_cli.study import print_study
-from selfcest_cli.trace import check_place, renderers_of
+from selfcest_cli.trace import check_output_file, renderers_of
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.findings import failures, findings
 from selfcest_eval.report.page import write_report_page
@@ -20,7 +20,7 @@ from selfcest_training.run.display import print_report
 
 
 def report_folder(folder: Path, console: Console) -> None:
-    """Write and print what a folder's stored results say, wherever it has been moved to.
+    """Rewrite the report in a folder from its stored results, and print it. The folder may have been moved.
 
     Raises:
         ConfigError: the folder holds neither a run nor a study, or another process writes into it.
@@ -34,22 +34,22 @@ def report_folder(folder: Path, console: Console) -> None:
 
 
 def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
-    """Write one page about all folders, which are read alone, also while something runs there; print its five lines.
+    """Write one page about all folders, and print the findings. The folders are only read, also during a run.
 
     Raises:
-        ConfigError: a folder holds neither a run nor a study or is named twice, or `out` is no name of a page.
+        ConfigError: a folder holds neither a run nor a study or is named twice, or `out` is not the path of a page.
         RecordError: a file of a folder is damaged; the message names file and line.
     """
     if out.suffix != ".html":
-        raise ConfigError(f"--html {out} is no place for a page: expected a file's name that ends in .html")
-    check_place("--html", out)
+        raise ConfigError(f"--html {out} does not end in .html; name a file that does")
+    check_output_file("--html", out)
     sources = read_sources(folders)
     written = write_report_page(sources, out, renderers_of)
     lines = []
     for source in sources:
         lines += [source.name] if len(sources) > 1 else []
         lines += [f"warning: {line}" for line in failures(source)]
-        lines += [f"{one.question}: {one.text}" for one in findings(source)]
+        lines += [f"{finding.question}: {finding.text}" for finding in findings(source)]
     lines.append(f"written to {out}, with {len(written) - 1} files beside it")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)

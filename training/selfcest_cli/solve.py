@@ -1,4 +1,4 @@
-"""`selfcest solve`: a policy on one question of one's own."""
+"""`selfcest solve`: a policy plays one question from the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
 from selfcest_agents.server_counts import server_lines, tallied
 from selfcest_cli.live_tree import LiveRequest, LiveTree
-from selfcest_cli.trace import check_place, save_page
+from selfcest_cli.trace import check_output_file, save_page
 from selfcest_env.errors import ConfigError, DataError, RecordError, did_you_mean
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
@@ -33,47 +33,52 @@ from selfcest_training.config_file import apply_override, load_stored_config, pa
 from selfcest_training.files import open_for_append
 from selfcest_training.shipped import model_folder
 
-LAST_WORDS = 400  # characters of what a root without an answer said last
+LAST_WORDS = 400  # characters that are printed of the last turn of a root without an answer
 _ENDINGS = {
-    Status.OUT_OF_TURNS: "the root has had its turns (limits.max_turns)",
-    Status.OUT_OF_TOKENS: "the root's account or context is used up (limits.total_tokens and others)",
+    Status.OUT_OF_TURNS: "the root has used all its turns; raise limits.max_turns",
+    Status.OUT_OF_TOKENS: "the root has used up its tokens or its context; raise limits.total_tokens or another limit",
 }
 
 
-# What is asked
+# The task
 
 
 def task_of(question: str, documents: Mapping[str, str], answer: str | None) -> Task:
-    """The question as a task. Without an `answer` its ground truth is empty, and its episodes are never graded.
+    """Return the question as a task. Without an `answer` the task has no ground truth, and its episodes are not graded.
 
-    Raises `ConfigError` for an empty question or answer, or a text that UTF-8 cannot write.
+    Raises:
+        ConfigError: the question or the answer is empty, or a text has no UTF-8 form.
     """
-    for what, text in (("the question", question), ("--answer", answer)):
+    for name, text in (("the question", question), ("--answer", answer)):
         if text is not None and not text.strip():
-            raise ConfigError(f"{what} is {text!r}; expected a text that is not empty")
+            raise ConfigError(f"{name} is {text!r}; expected a text that is not empty")
     for text in (question, answer or "", *documents, *documents.values()):
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{shorten_repr(text)} is no valid Unicode at character {error.start}") from error
+            raise ConfigError(
+                f"{shorten_repr(text)} is not valid Unicode at character {error.start}; remove the character"
+            ) from error
     return Task(digest(question, list(documents.items()))[:16], question, answer or "", "solve", dict(documents))
 
 
 def read_documents(path: Path | None) -> dict[str, str]:
-    """Texts by key: a JSON object of strings, or a folder's files by their paths in it, without suffix.
+    """Return texts by key from a JSON object of strings, or from a folder.
+
+    The key of a folder's file is its path in the folder without the suffix. Without a path there are no documents.
 
     Raises:
-        DataError: nothing there, no such object, a file that is no text, or two texts with one key.
+        DataError: the path holds no texts or anything but texts, or two texts have the same key.
     """
     if path is None:
         return {}
-    documents = _of_folder(path) if path.is_dir() else _of_file(path)
+    documents = _read_folder(path) if path.is_dir() else _read_file(path)
     if not documents:
         raise DataError(f"{path} holds no document; expected a JSON object of texts by key, or a folder of text files")
     return documents
 
 
-def _of_folder(folder: Path) -> dict[str, str]:
+def _read_folder(folder: Path) -> dict[str, str]:
     documents: dict[str, str] = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
@@ -81,15 +86,15 @@ def _of_folder(folder: Path) -> dict[str, str]:
             continue
         key = name.with_suffix("").as_posix()
         if key in documents:
-            raise DataError(f"{file}: another file's key is {key!r} too; rename one of them")
+            raise DataError(f"{file} has the same key {key!r} as another file; rename one of them")
         documents[key] = read_text(file)
     return documents
 
 
-def _of_file(file: Path) -> dict[str, str]:
+def _read_file(file: Path) -> dict[str, str]:
     text = read_text(file)
     try:
-        documents = json.loads(text, object_pairs_hook=_distinct)
+        documents = json.loads(text, object_pairs_hook=_object_with_unique_keys)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}; expected an object of texts by key") from error
     if not isinstance(documents, dict):
@@ -100,71 +105,80 @@ def _of_file(file: Path) -> dict[str, str]:
     return documents
 
 
-def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, of which Python would keep the last of equal keys and say nothing."""
-    found: dict[str, Any] = {}
+def _object_with_unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict. Of equal keys, `json` would silently keep only the last."""
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is there twice")
-        found[key] = value
-    return found
+        if key in values:
+            raise ValueError(f"the key {key!r} appears twice")
+        values[key] = value
+    return values
 
 
-# Who plays
+# The policy and its limits
 
 
 @dataclass(frozen=True)
 class SolveConfig:
-    """Who plays under which limits: the keys `policy` and `limits` of a study, which overrides change."""
+    """A policy and its limits: the keys `policy` and `limits` of a study, which overrides change."""
 
     policy: PlugIn
     limits: Limits
 
 
 def solve_config(policy: str | None, server: str | None, name: str | None, overrides: Sequence[str]) -> SolveConfig:
-    """What the command line names. Raises `ConfigError` that says which option cannot be right, and why."""
+    """Return the policy and the limits that the command line names.
+
+    Raises:
+        ConfigError: options are missing, contradict each other, or have a wrong value; the message names the option.
+    """
     if policy is not None and server is not None:
-        raise ConfigError(f"both --policy {policy} and --server {server} would play; give one of them")
+        raise ConfigError(f"--policy {policy} and --server {server} exclude each other; give one of them")
     if (server is None) != (name is None):
-        raise ConfigError("--server and --name belong together: the server's URL, and its name for the model")
+        raise ConfigError("--server and --name are needed together: the server's URL and its name for the model")
     if policy is not None:
-        who, limits = _named(policy)
+        plug_in, limits = _find_policy(policy)
     elif server is not None and name is not None:
-        who, limits = PlugIn("server", {"server": asdict(ServerConfig(server, name))}), Limits()
+        plug_in = PlugIn("server", {"server": asdict(ServerConfig(server, name))})
+        limits = Limits()
     else:
-        raise ConfigError("nobody plays; give --policy, as delegating or a model's folder, or --server and --name")
-    data: dict[str, Any] = {"policy": asdict(who), "limits": asdict(limits)}
+        raise ConfigError(
+            "no policy given: pass --policy, as in --policy delegating or a model's folder, or --server and --name"
+        )
+    data: dict[str, Any] = {"policy": asdict(plug_in), "limits": asdict(limits)}
     for override in overrides:
         apply_override(data, override)
     return parse_as(SolveConfig, data)
 
 
-def _named(policy: str) -> tuple[PlugIn, Limits]:
-    """The policy, and the limits that it plays under unless told otherwise: a run's model those of its variant."""
-    place = model_folder(policy)
-    if place.is_dir() and not (place / "config.json").is_file():
+def _find_policy(policy: str) -> tuple[PlugIn, Limits]:
+    """Return the policy of a name and its default limits. The model of a run has the limits of its variant."""
+    folder = model_folder(policy)
+    if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"--policy {policy} is no model: the folder has no config.json; expected the model folder of a run, as "
-            "runs/quick/delegating/seed0/model, or what save_pretrained writes"
+            f"--policy {policy} is not a model: the folder has no config.json; expected the model folder of a run, as "
+            "in runs/quick/delegating/seed0/model, or a folder written by save_pretrained"
         )
-    named = policy_named(policy)
-    if "folder" not in named.options:
-        return named, Limits()
-    if not place.exists():
+    plug_in = policy_named(policy)
+    # Only the model of a run has this option.
+    if "folder" not in plug_in.options:
+        return plug_in, Limits()
+    if not folder.exists():
         raise ConfigError(
             f"--policy {policy}: there is no such folder; train first (selfcest train), or name another; a model of "
             "the hub is hub:OWNER/NAME"
         )
-    return named, _variant_limits(place)
+    return plug_in, _variant_limits(folder)
 
 
 def _variant_limits(folder: Path) -> Limits:
     file = run_file(folder)
-    run, variant = load_stored_config(file), variant_of(folder)
+    run = load_stored_config(file)
+    variant = variant_of(folder)
     if variant not in run.variants:
         raise ConfigError(
-            f"--policy {folder}: {file} has no variant '{variant}' ({', '.join(run.variants)})."
-            f"{did_you_mean(variant, run.variants)}"
+            f"--policy {folder}: {file} has no variant '{variant}'.{did_you_mean(variant, run.variants)} "
+            f"Its variants are {', '.join(run.variants)}; rename the folder of the variant back"
         )
     return run.limits_of(variant)
 
@@ -183,36 +197,42 @@ def play_question(
     console: Console | None = None,
     progress: Console | None = None,
 ) -> EpisodeRecord:
-    """Play one episode, print it, and add it to the file `out`. It is scored if the task has a ground truth.
+    """Play one episode, print it, and append it to the file `out`. It is scored if the task has a ground truth.
 
     Args:
-        html: where the page of the episode goes, if anywhere.
-        console: where the episode is printed.
-        progress: where it is shown while it is played; by default the standard error.
+        task: of `task_of`.
+        config: of `solve_config`.
+        temperature: sampling temperature; 0 is greedy.
+        seed: of sampling.
+        out: JSON-lines file of episodes; `None`: the episode is not stored.
+        html: page of the episode to write, if any.
+        console: output for the episode.
+        progress: output for the live tree; by default the standard error.
 
     Raises:
-        SelfcestError: before any weights are loaded, for whatever cannot be right; later, what a server does wrong.
+        SelfcestError: an argument is wrong, before any weights are loaded, or a server failed, later.
     """
-    console, progress = console or Console(), progress or Console(stderr=True)
-    SamplingConfig(temperature)  # which raises
+    console = console or Console()
+    progress = progress or Console(stderr=True)
+    SamplingConfig(temperature)  # raises for a wrong temperature
     if html is not None:
-        check_place("--html", html)
+        check_output_file("--html", html)
     source = make_policy(config.policy.name, config.policy.options, "policy")
     rules = source.rules(config.limits)
     _check_keys(task, rules)
-    episode_id = f"solve.{_count(out)}"
+    episode_id = f"solve.{_count_episodes(out)}"
     with progress.status("loading the policy"):
         check_servers([source])
         player = source.load(seed)
     with closing(player), LiveTree(progress) as tree, tallied() as tally:
         request = LiveRequest(episode_id, task, seed, config.limits, tree)
-        (record,) = player.play([request], temperature, wrap=tree.over)
+        (record,) = player.play([request], temperature, wrap=tree.wrap)
     if task.answer:
         record = make_reward("correct").score(record)
     if out is not None:
         with open_for_append(out) as lines:
             lines.write(write_episode(record).encode())
-    for line in (describe(record, rules), *server_lines(tally.take())):
+    for line in (describe_episode(record, rules), *server_lines(tally.take())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if html is not None:
         page = viewer_page(shorten(task.prompt), [EpisodeView(record)], [Renderer(rules)], [])
@@ -220,14 +240,15 @@ def play_question(
     return record
 
 
-def describe(record: EpisodeRecord, rules: Rules) -> str:
-    """The tree with its cost, the answer or why there is none, and whether it is right if that can be known."""
-    root = record.root.prompt_tokens + record.root.generated_tokens
-    lines = [render_record(record), f"root: {root} tokens, clones: {record.cost.total_tokens - root} tokens"]
+def describe_episode(record: EpisodeRecord, rules: Rules) -> str:
+    """Return the tree with its cost, the answer or the reason why there is none, and the verdict of the grader."""
+    root_tokens = record.root.prompt_tokens + record.root.generated_tokens
+    clone_tokens = record.cost.total_tokens - root_tokens
+    lines = [render_record(record), f"root: {root_tokens} tokens, clones: {clone_tokens} tokens"]
     if record.answer is None:
         status = record.root.status
-        why = _too_long(record.task, rules) if status is Status.PROMPT_TOO_LONG else _ENDINGS[status]
-        lines.append(f"no answer: {status}, {why}")
+        reason = _explain_long_prompt(record.task, rules) if status is Status.PROMPT_TOO_LONG else _ENDINGS[status]
+        lines.append(f"no answer: {status}, {reason}")
         lines += [f"last words: {shorten(turn.generation.text, LAST_WORDS)}" for turn in record.root.turns[-1:]]
     else:
         lines.append(f"answer: {shorten(record.answer, len(record.answer))}")
@@ -236,41 +257,50 @@ def describe(record: EpisodeRecord, rules: Rules) -> str:
     return "\n".join(lines)
 
 
-def _too_long(task: Task, rules: Rules) -> str:
-    """What the root's prompt needs, which limits it is over, and overrides that also leave room for a turn."""
-    limits, opening = rules.limits, rules.protocol.open(Kernel(task, rules).agents[ROOT].brief)
-    tokens = rules.counter.count(opening, Boundary.OPENING)
-    turn = max(rules.answer_tokens, limits.turn_tokens or 0)
-    prompts = {"total_tokens": tokens, "context_tokens": tokens, "generated_tokens": 0}  # that each limit counts
-    over = {name: limit for name in prompts if (limit := getattr(limits, name)) is not None and limit <= prompts[name]}
-    found = " and ".join(f"limits.{name} is {limit}" for name, limit in over.items())
-    lifted = " ".join(f"limits.{name}={prompts[name] + turn}" for name in over)
-    return f"the question with its documents is a prompt of {tokens} tokens, but {found}; add {lifted}"
+def _explain_long_prompt(task: Task, rules: Rules) -> str:
+    """Return the prompt's length, the limits that are too low, and overrides that also leave room for a turn."""
+    limits = rules.limits
+    opening = rules.protocol.open(Kernel(task, rules).agents[ROOT].brief)
+    prompt_tokens = rules.counter.count(opening, Boundary.OPENING)
+    turn_tokens = max(rules.answer_tokens, limits.turn_tokens or 0)
+    # A prompt counts for the first two limits. A limit on generated tokens only has to leave room for the turn.
+    counted_tokens = {"total_tokens": prompt_tokens, "context_tokens": prompt_tokens, "generated_tokens": 0}
+    causes = []
+    overrides = []
+    for name, tokens in counted_tokens.items():
+        limit = getattr(limits, name)
+        if limit is not None and limit <= tokens:
+            causes.append(f"limits.{name} is {limit}")
+            overrides.append(f"limits.{name}={tokens + turn_tokens}")
+    return (
+        f"the question with its documents is a prompt of {prompt_tokens} tokens, but {' and '.join(causes)}; "
+        f"add {' '.join(overrides)}"
+    )
 
 
 def _check_keys(task: Task, rules: Rules) -> None:
-    """A key that the protocol cannot write names other documents, or none."""
+    """Raise `ConfigError` for a document that agents cannot name, since the protocol cannot write its key."""
     if not (rules.limits.delegation or rules.limits.reading):
-        return  # the root sees all texts
+        return  # no agent names a key, since the root sees all texts
     for key in task.context:
         if rules.protocol.parse(rules.protocol.render(Read((key,)))) != Read((key,)):
             raise ConfigError(
-                f"--documents: an agent of this policy cannot name the key {key!r}; rename it, for the embedded model "
-                "to one character"
+                f"--documents: an agent of this policy cannot name the key {key!r}; rename it (a key of the embedded "
+                "model has one character)"
             )
 
 
-def _count(out: Path | None) -> int:
-    """Episodes that the file holds. Raises `ConfigError` if nothing could be added to it."""
+def _count_episodes(out: Path | None) -> int:
+    """Return the number of episodes in the file. Raises `ConfigError` if no episode can be appended to it."""
     if out is None:
         return 0
 
-    def refuse(cut: str) -> None:  # what is added to half a line is lost with it
-        raise RecordError(cut)
+    def refuse_cut_line(warning: str) -> None:
+        raise RecordError(warning)  # an episode that is appended to a cut line is lost with it
 
     try:
         open_for_append(out).close()
-        return sum(1 for _ in read_episodes(out, on_cut=refuse))
+        return sum(1 for _ in read_episodes(out, on_cut=refuse_cut_line))
     except RecordError as error:
         raise ConfigError(f"--out: {error}; name a file of episodes or a new one") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`selfcest trace`: an episode's tree in words or as a figure, or many as a page to look at."""
+"""`selfcest trace`: the tree of an episode as text or as a figure, or many episodes as a page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import apply, in_groups
 from selfcest_training.files import atomic_write, readable, write_text
 
-# A plain install has none of what these import, and prints trees.
+# A plain install prints trees without the packages that these modules import.
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -54,19 +54,21 @@ def print_trace(
 def trace_text(
     file: Path, episode_id: str | None, *, texts: bool = False, strategy: str | None = None, wrong: bool = False
 ) -> str:
-    """Task, tree, cost and reward of one episode, and with `texts` all that its agents wrote.
+    """Return the task, tree, cost and reward of one episode.
 
     Args:
-        file: a JSON-lines file of episodes, or a study's folder or `results.jsonl`.
-        episode_id: which; `None`: the last.
-        texts: see above.
-        strategy, wrong: of a study only episodes of this strategy, and only those whose answer was not right.
+        file: JSON-lines file of episodes, or folder or `results.jsonl` of a study.
+        episode_id: id of the episode; `None`: the last episode.
+        texts: also return the full texts of all agents.
+        strategy: strategy of the study that the episode must be of; `None`: any.
+        wrong: the episode must have no right answer; for a study only.
 
     Raises:
-        RecordError: no such file or episode.
+        RecordError: there is no such file or episode.
     """
-    last = _last(file, episode_id, strategy, wrong)
-    return f"{last.played_as}\n" * bool(last.played_as) + render_record(last.record, texts=texts)
+    view = _find_episode(file, episode_id, strategy, wrong)
+    text = render_record(view.record, texts=texts)
+    return f"{view.played_as}\n{text}" if view.played_as else text
 
 
 def write_figures(
@@ -79,36 +81,43 @@ def write_figures(
     strategy: str | None = None,
     wrong: bool = False,
 ) -> None:
-    """Draw one episode, and say where: its tree as an SVG, the tree growing turn by turn as a GIF.
+    """Write figures of one episode and print their paths.
+
+    Args:
+        file, episode_id, strategy, wrong: see `trace_text`.
+        console: output for the paths.
+        svg: figure of the tree.
+        gif: animation of the tree, which grows turn by turn.
 
     Raises:
-        ConfigError: a place for a figure that cannot be.
-        RecordError: no such file or episode.
+        ConfigError: a figure cannot be written to its path.
+        RecordError: there is no such file or episode.
     """
-    from selfcest_eval.html import figure  # matplotlib, whose letters a GIF has
+    from selfcest_eval.html import figure  # imports matplotlib
 
     for option, out in (("--svg", svg), ("--gif", gif)):
         if out is not None:
-            check_place(option, out)
-    record = _last(file, episode_id, strategy, wrong).record
+            check_output_file(option, out)
+    record = _find_episode(file, episode_id, strategy, wrong).record
     for out, render in ((svg, figure.svg), (gif, figure.gif)):
         if out is not None:
-            drawn = render(record)
+            content = render(record)
             with atomic_write(out) as partial:
-                partial.write_bytes(drawn.encode() if isinstance(drawn, str) else drawn)
-            size = out.stat().st_size / 1e3
-            line = f"{out}: episode {record.episode_id}, {size:.0f} kB"
+                partial.write_bytes(content.encode() if isinstance(content, str) else content)
+            kilobytes = out.stat().st_size / 1e3
+            line = f"{out}: episode {record.episode_id}, {kilobytes:.0f} kB"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def check_place(option: str, out: Path) -> None:
-    """Raises `ConfigError` if no file can be written there."""
+def check_output_file(option: str, out: Path) -> None:
+    """Raise `ConfigError` if no file can be written to this path."""
     folder = out.absolute().parent
-    if out.is_dir() or not folder.is_dir():
-        what = "page" if option == "--html" else "figure"
-        raise ConfigError(f"{option} {out} is no place for a {what}: expected a file's name in a folder that is there")
+    if out.is_dir():
+        raise ConfigError(f"{option} {out} is a folder; expected the path of a file")
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {out} cannot be written: {folder} is not a folder; name a file in a folder")
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{option} {out} cannot be written: {folder} is not yours to write in; name another folder")
+        raise ConfigError(f"{option} {out} cannot be written: no permission to write in {folder}; name another folder")
 
 
 def write_page(
@@ -122,129 +131,167 @@ def write_page(
     wrong: bool = False,
     trusted: Sequence[str] = (),
 ) -> None:
-    """Write episodes as one page, and say where and how large it is.
+    """Write episodes as one page and print its path and size.
 
     Args:
-        files: as in `print_trace`, one or more.
-        out: the page; it is replaced if it is there.
-        console: where to.
-        episode_id: only this episode and its replays.
-        schemes: credit to show, by name. Of a study there is none: its episodes are no groups.
-        strategy, wrong: see `print_trace`.
+        files: JSON-lines files of episodes, or studies; see `trace_text`.
+        out: path of the page; an existing page is replaced.
+        console: output for path and size.
+        episode_id: id of the one episode that is shown with its replays; `None`: all episodes.
+        schemes: names of credit schemes whose advantages are shown. The episodes of a study have no credit, since they
+            are not in groups.
+        strategy, wrong: see `trace_text`.
         trusted: modules whose plug-ins the config of a file's run may name.
 
     Raises:
-        ConfigError: a scheme, or a place for the page, that cannot be.
-        RecordError: no such file or episode, or none at all.
-        NotInRecordsError: schemes were named, and the files do not hold enough for any of them. One among others is
-            left out, with a warning and a line on the page.
+        ConfigError: a scheme is unknown, or the page cannot be written to its path.
+        RecordError: there is no such file or episode, or no episode at all.
+        NotInRecordsError: the files lack the replays of every scheme. If they lack those of some schemes, these are
+            left out with a warning and a line on the page.
     """
-    check_place("--html", out)
+    check_output_file("--html", out)
     assigners = [make_assigner(name, {}, where="--credit") for name in schemes]
-    shown, renderers = list[EpisodeView](), list[Renderer]()
-    said: list[list[Sequence[Credit]]] = [[] for _ in schemes]
+    views: list[EpisodeView] = []
+    renderers: list[Renderer] = []
+    # For each scheme the credits of each file.
+    credits_of: list[list[Sequence[Credit]]] = [[] for _ in schemes]
     left_out: list[str] = []
     for number, file in enumerate(files):
-        cut: list[str] = []
-        here = list(_episodes(file, strategy, wrong, on_cut=cut.append))
-        for line in cut:
+        cut_lines: list[str] = []
+        file_views = list(_read_views(file, strategy, wrong, on_cut=cut_lines.append))
+        for line in cut_lines:
             _warn(line + (", and its group has no credit" if schemes else ""))
-        for credits, assigner in zip(said, assigners, strict=True):
+        records = [view.record for view in file_views]
+        for file_credits, assigner in zip(credits_of, assigners, strict=True):
             try:
-                credits.append(apply(assigner, in_groups([item.record for item in here], str(file), cut=bool(cut))))
+                file_credits.append(apply(assigner, in_groups(records, str(file), cut=bool(cut_lines))))
             except NotInRecordsError as error:
-                credits.append(())
+                file_credits.append(())
                 left_out.append(str(error))
-        several = str(file) if len(files) > 1 else ""
-        shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
+        file_name = str(file) if len(files) > 1 else ""
+        views += [replace(view, file=number, played_as=view.played_as or file_name) for view in file_views]
         with only_trusted(trusted):
             renderers += renderers_of(file)
-    if not shown:
-        raise RecordError(f"{', '.join(map(str, files))}: no {'wrong answer' if wrong else 'episode'} there to show")
+    if not views:
+        raise RecordError(f"{', '.join(map(str, files))}: there is no {'wrong answer' if wrong else 'episode'} to show")
     if episode_id is not None:
-        ids = dict.fromkeys(item.record.episode_id for item in shown)
-        shown = [
-            item for item in shown if episode_id in (item.record.episode_id, replayed_episode(item.record.episode_id))
-        ]
-        if not shown:
-            raise RecordError(f"no file holds an episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
-    told = [
-        SchemeCredit(name, assigner.formula, credits)
-        for name, assigner, credits in zip(schemes, assigners, said, strict=True)
-        if any(credits)
-    ]
-    if schemes and not told:
+        views = _with_replays(views, episode_id)
+    shown_schemes = []
+    for name, assigner, credits in zip(schemes, assigners, credits_of, strict=True):
+        if any(credits):
+            shown_schemes.append(SchemeCredit(name, assigner.formula, credits))
+    if schemes and not shown_schemes:
         raise NotInRecordsError("; ".join(left_out))
     for line in left_out:
         _warn(f"left out: {line}")
-    title = ", ".join(str(file) for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-    save_page(viewer_page(title, shown, renderers, told, left_out), out, len(shown), console)
+    title = ", ".join(str(file) for file in files[:3])
+    if len(files) > 3:
+        title += f" and {len(files) - 3} more"
+    save_page(viewer_page(title, views, renderers, shown_schemes, left_out), out, len(views), console)
 
 
-def save_page(page: Page, out: Path, episodes: int, console: Console) -> None:
+def _with_replays(views: Sequence[EpisodeView], episode_id: str) -> list[EpisodeView]:
+    """Return an episode and its replays. Raises `RecordError` if there is no such episode."""
+    matching = []
+    for view in views:
+        if episode_id in (view.record.episode_id, replayed_episode(view.record.episode_id)):
+            matching.append(view)
+    if not matching:
+        episode_ids = dict.fromkeys(view.record.episode_id for view in views)
+        raise RecordError(f"no file holds an episode '{episode_id}'.{did_you_mean(episode_id, episode_ids)}")
+    return matching
+
+
+def save_page(page: Page, out: Path, num_episodes: int, console: Console) -> None:
+    """Write a page of episodes and print its path and size."""
     write_text(out, page.render())
-    many = f"{episodes} episode" + "s" * (episodes != 1)
-    size = out.stat().st_size / 1e6
-    console.print(f"{out}: {many}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+    episodes = f"{num_episodes} episode" + "s" * (num_episodes != 1)
+    megabytes = out.stat().st_size / 1e6
+    console.print(f"{out}: {episodes}, {megabytes:.1f} MB", markup=False, highlight=False, soft_wrap=True)
 
 
 def _warn(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr)
 
 
-def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool) -> EpisodeView:
-    """The last episode, or the last of an id."""
-    ids, last, cut = dict[str, None](), None, list[str]()
-    for item in _episodes(file, strategy, wrong, on_cut=cut.append):
-        ids[item.record.episode_id] = None
-        if episode_id in (None, item.record.episode_id):
-            last = item
-    if last is None and episode_id is not None:
-        raise RecordError(f"{file} holds no such episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
-    if last is None:
+def _find_episode(file: Path, episode_id: str | None, strategy: str | None, wrong: bool) -> EpisodeView:
+    """Return the last episode of the file, or the last with this id."""
+    episode_ids: dict[str, None] = {}
+    last_view = None
+    cut_lines: list[str] = []
+    for view in _read_views(file, strategy, wrong, on_cut=cut_lines.append):
+        episode_ids[view.record.episode_id] = None
+        if episode_id in (None, view.record.episode_id):
+            last_view = view
+    if last_view is None and episode_id is not None:
+        raise RecordError(f"{file} holds no such episode '{episode_id}'.{did_you_mean(episode_id, episode_ids)}")
+    if last_view is None:
         raise RecordError(f"{file} holds no {'wrong answer' if wrong else 'episode'}")
-    for line in cut:
+    for line in cut_lines:
         _warn(line)
-    return last
+    return last_view
 
 
-def _episodes(
+def _read_views(
     file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn
 ) -> Iterator[EpisodeView]:
-    """The episodes of a file, in its order."""
+    """Yield the episodes of a file in its order."""
     with readable(file):
         file = file / "results.jsonl" if file.is_dir() else file
         if not file.is_file():
             raise RecordError(f"there is no file {file}; give the episodes.jsonl of a run, or the folder of a study")
         if file.name == "results.jsonl":
-            yield from _of_study(file, strategy, wrong)
+            yield from _read_study_views(file, strategy, wrong)
         elif strategy is None and not wrong:
             yield from (EpisodeView(record) for record in read_episodes(file, on_cut))
         else:
-            raise RecordError(f"{file} is no study's results.jsonl, and --strategy and --wrong choose among a study's")
+            raise RecordError(f"{file} is not the results.jsonl of a study; leave out --strategy and --wrong")
+
+
+def _read_study_views(file: Path, strategy: str | None, wrong: bool) -> Iterator[EpisodeView]:
+    """Yield of each result the episode whose answer counts, with the eval set, budget and seed of the result."""
+    strategies: dict[str, None] = {}
+    for result in read_results(file, whole=True):
+        place = result.place
+        strategies[place.strategy] = None
+        if strategy in (None, place.strategy) and not (wrong and result.grade.correct):
+            verdict = "right" if result.grade.correct else "wrong"
+            played_as = f"{place.strategy} on {place.family} {place.size}, {at_most(place.budget)}, seed {place.seed}"
+            yield EpisodeView(result.episodes[result.chosen], result.grade.correct, f"{played_as}: {verdict}")
+    if strategy is not None and strategy not in strategies:
+        raise RecordError(
+            f"{file} has no strategy '{strategy}'.{did_you_mean(strategy, strategies)} Its strategies are "
+            f"{', '.join(strategies)}"
+        )
 
 
 def renderers_of(file: Path) -> list[Renderer]:
-    """The rules that a file's episodes may have been played by: those of its run or study, and those of what is built
-    in."""
+    """Return the rules that the episodes of a file may have been played by.
+
+    They are the rules of the file's run, if it belongs to one, and those of the built-in languages and protocols.
+    """
     from selfcest_agents.language import language_of
     from selfcest_agents.tiny import TinyLanguage
     from selfcest_eval.play.policies import LEAST
     from selfcest_training.config_file import load_stored_config
 
-    renderers = list[Renderer]()
-    with suppress(SelfcestError, OSError):  # a page does without
-        run = _config_of(file)
-        if run is not None:
-            renderers.append(_of_language(language_of(load_stored_config(run).model)))
-    renderers.append(_of_language(TinyLanguage()))
-    renderers += [Renderer(Rules(LEAST, HermesProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
-    renderers += [Renderer(Rules(LEAST, TerseProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
+    renderers: list[Renderer] = []
+    with suppress(SelfcestError, OSError):  # without the run's rules the page shows less, but it shows the episodes
+        config = _find_run_config(file)
+        if config is not None:
+            renderers.append(_language_renderer(language_of(load_stored_config(config).model)))
+    renderers.append(_language_renderer(TinyLanguage()))
+    for protocol in (HermesProtocol(), TerseProtocol()):
+        for counter in (WordCounter(), ByteCounter()):
+            renderers.append(Renderer(Rules(LEAST, protocol, counter)))
     return renderers
 
 
-def _config_of(file: Path) -> Path | None:
-    """The config of the run RUN that a file RUN/VARIANT/seedN/FILE or RUN/FILE belongs to. No folder above is read."""
+def _find_run_config(file: Path) -> Path | None:
+    """Return the config of the run RUN that a file RUN/VARIANT/seedN/FILE or RUN/FILE belongs to, if there is one.
+
+    No other folder is searched.
+    """
     path = file.absolute()
     folder = path if path.is_dir() else path.parent
     in_job = re.fullmatch(r"seed\d+", folder.name) is not None
@@ -252,22 +299,7 @@ def _config_of(file: Path) -> Path | None:
     return config if config.is_file() else None
 
 
-def _of_language(language: Language) -> Renderer:
+def _language_renderer(language: Language) -> Renderer:
     from selfcest_eval.play.policies import LEAST
 
     return Renderer(language.rules(LEAST), language.codec.decode)
-
-
-def _of_study(file: Path, strategy: str | None, wrong: bool) -> Iterator[EpisodeView]:
-    """The episodes whose answers count, each with what it was played as."""
-    strategies = dict[str, None]()
-    for result in read_results(file, whole=True):
-        place = result.place
-        strategies[place.strategy] = None
-        if strategy in (None, place.strategy) and not (wrong and result.grade.correct):
-            verdict = "right" if result.grade.correct else "wrong"
-            played = f"{place.strategy} on {place.family} {place.size}, {at_most(place.budget)}, seed {place.seed}"
-            yield EpisodeView(result.episodes[result.chosen], result.grade.correct, f"{played}: {verdict}")
-    if strategy is not None and strategy not in strategies:
-        known = ", ".join(strategies)
-        raise RecordError(f"{file} has no strategy '{strategy}' ({known}).{did_you_mean(strategy, strategies)}")

@@ -1,4 +1,4 @@
-"""`selfcest watch`: how far a run is, from outside; in the terminal, and as a page that renews itself."""
+"""`selfcest watch`: the progress of a run in the terminal, and as a page that reloads itself."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from selfcest_training.run.progress import read_run
 
 
 def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: int | None) -> None:
-    """Show a run's jobs until `KeyboardInterrupt`, or `once`. Its folder is read alone, whoever works there.
+    """Show the jobs of a run until `KeyboardInterrupt`. The folder is only read, so the run may be active.
 
     Args:
-        folder: of the run.
-        console: where to.
-        once: print them and end.
-        html: also serve the report to this machine.
-        port: for that; `None`: any that is free.
+        folder: folder of the run.
+        console: output for the jobs.
+        once: print the jobs once and return.
+        html: also serve the report on 127.0.0.1.
+        port: port of the report; `None`: any free port.
 
     Raises:
-        ConfigError: the folder holds no run, options contradict each other, or the port cannot be had.
+        ConfigError: the folder holds no run, options contradict each other, or the port is not free.
     """
     if port is not None and not html:
-        raise ConfigError(f"--port {port} is for the page; add --html")
+        raise ConfigError(f"--port {port} has no effect without --html; add --html, or leave --port out")
     if once and html:
-        raise ConfigError("--once ends where --html serves; give one of them")
+        raise ConfigError("--once and --html cannot be combined: --html serves until Ctrl-C; give one of them")
     config = config_of(folder)
     if not isinstance(config, RunConfig):
         raise ConfigError(f"{folder} holds a study, which has no jobs to watch; give the folder of a run")
