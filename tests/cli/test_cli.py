@@ -243,7 +243,7 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     assert "16/64 choice any: " in evaluated.stdout
     assert f"selfcest evaluate -c {study} --page" in (tmp_path / "page.md").read_text(encoding="utf-8")
     again = selfcest("evaluate", "-c", str(study), "--resume")
-    assert "64 of 64 results were there\n" in again.stdout
+    assert "64 of 64 results are stored\n" in again.stdout
     other = selfcest("evaluate", "-c", str(study), "name=t", "episodes=4")
     assert other.returncode == 0, other.stderr
     both = selfcest("compare", str(tmp_path / "studies" / "s"), str(tmp_path / "studies" / "t"))
@@ -333,8 +333,8 @@ def test_a_study_killed_outright_resumes_to_the_same_results(tmp_path: Path) -> 
     assert not (tmp_path / "killed" / "results.jsonl").exists()
     resumed = selfcest("evaluate", "-c", str(file), "name=killed", "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    (there,) = re.findall(r"^(\d+) of 2400 results were there$", resumed.stdout, re.M)
-    assert 0 < int(there) < 2400
+    (num_stored,) = re.findall(r"^(\d+) of 2400 results are stored$", resumed.stdout, re.M)
+    assert 0 < int(num_stored) < 2400
 
     def timeless(name: str) -> list[Result]:
         found = read_results(tmp_path / name / "results.jsonl", whole=True)

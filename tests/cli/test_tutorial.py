@@ -91,7 +91,7 @@ def test_the_page_runs_from_top_to_bottom(
     price = 3 * float(monolithic["prompt_tokens"]) + 15 * float(monolithic["generated_tokens"])
     assert float(monolithic["money"]) == pytest.approx(price / 1e6, rel=1e-4), "one call each, so nothing is cached"
     (again,) = [text for line, text in printed.items() if "--resume" in line]
-    assert "216 of 432 results were there\n" in again, "another price plays nothing but what no model plays"
+    assert "216 of 432 results are stored\n" in again, "another price plays nothing but what no model plays"
     assert len(table("mine_local")) == 3
     assert len(table("mine_embedded")) == 4
     traced = list(printed.values())[-1]

@@ -1,4 +1,4 @@
-"""What the command line prints, without characters that a terminal obeys or hides."""
+"""Masking of characters that a terminal would obey or hide, in everything that the command line prints."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO, Any
 
 # Control, format (zero width, direction), half of a surrogate pair, line and paragraph separators.
 _MASKED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # letters and marks without any ink
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # letters and marks that are drawn as nothing
 _PROGRESS = re.compile(r"\r?(.*?)\r?", re.DOTALL)
 
 
 def printable(text: str) -> str:
-    r"""The text with an escape, as `\x1b`, for every character that no reader sees. Line ends and tabs stay."""
+    r"""Return the text with an escape, as `\x1b`, in place of every invisible character but line ends and tabs."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if _is_visible(char) else char.encode("unicode_escape").decode() for char in text)
@@ -30,8 +30,8 @@ def _is_visible(char: str) -> bool:
 class MaskedStream:
     """A text stream to which only `printable` text is written.
 
-    Rich writes past it, by the attribute `rich_proxied_file`, since its colours are control characters: texts of
-    strangers reach Rich by a `Terminal` only.
+    Rich writes to the stream itself, which it finds in the attribute `rich_proxied_file`, since its colours are control
+    characters. So texts of strangers must be printed with a `Terminal`.
 
     Args:
         stream: the stream of the terminal.
@@ -58,7 +58,7 @@ class MaskedStream:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Inside, all that is printed, warned and logged to the standard streams is `printable`."""
+    """A context in which everything that is printed, warned or logged to the standard streams is `printable`."""
     format_warning = warnings.formatwarning
 
     def format_masked(
@@ -66,7 +66,7 @@ def masked_output() -> Iterator[None]:
     ) -> str:
         return printable(format_warning(message, category, filename, lineno, line))
 
-    # Not only by the stream: while a table is drawn, Rich takes warnings, and would read their escape sequences.
+    # While Rich draws a table, it takes warnings before they reach the masked stream, and would obey their escapes.
     warnings.formatwarning = format_masked
     try:
         with redirect_stdout(MaskedStream(sys.stdout)), redirect_stderr(MaskedStream(sys.stderr)):

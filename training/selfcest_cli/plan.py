@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -53,8 +54,7 @@ def print_plan(
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if device is None or not missing_bytes(config, device.size):
         return
-    every_process = [process for listed in processes.values() for process in listed]
-    misfit = max(every_process, key=lambda process: process.excess_bytes(device.size))
+    misfit = max(chain.from_iterable(processes.values()), key=lambda process: process.excess_bytes(device.size))
     largest = sorted(misfit.parts, key=lambda part: -part.size)[:3]
     sizes = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in largest)
     available = device.size * misfit.share / GIB

@@ -30,11 +30,18 @@ RESUME_HINT = "the same command with --resume plays what is missing"
 def run_study(
     config: StudyConfig, *, resume: bool, page: Path | None = None, command: str = "", console: Console | None = None
 ) -> Path:
-    """Play what is missing and write the study's folder. Returns the folder.
+    """Play the missing results of a study and write its folder. Returns the folder.
+
+    Args:
+        config: config of the study.
+        resume: whether the folder may hold results, which are not played again.
+        page: Markdown page to write, if any.
+        command: command line that the page shows.
+        console: output for progress and verdict.
 
     Raises:
-        ConfigError: the folder holds a study and `resume` is not set, or it is in use, or something cannot be right;
-            before any work.
+        ConfigError: the folder holds a study and `resume` is not set, another process uses the folder, or the config
+            is wrong. It is raised before any episode is played.
     """
     study = Study(config)
     with locked(config.folder), logged(config.folder):
@@ -42,9 +49,10 @@ def run_study(
 
 
 def _run(study: Study, resume: bool, page: Path | None, command: str, console: Console) -> Path:
-    import torch  # slow to import, and a report of a finished study plays nothing
+    import torch  # slow to import, and `report` uses this module without torch
 
-    config, folder = study.config, study.config.folder
+    config = study.config
+    folder = config.folder
     for name in ("study.yaml", "played.jsonl", "results.jsonl", "table.md", "results.csv", SESSIONS):
         check_kind(folder / name, folder=False)
     if not resume and any((folder / name).exists() for name in ("played.jsonl", "results.jsonl")):
@@ -57,9 +65,9 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
         console.print(f"warning: {note}", soft_wrap=True, highlight=False, markup=False)
     torch.set_num_threads(config.threads)
     try:
-        store = Store(folder)  # what it refuses is no session
+        store = Store(folder)  # opened before the session, so that a refused file leaves no session behind
         if resume:
-            console.print(f"{study.count_stored(store)} of {study.size} results were there", highlight=False)
+            console.print(f"{study.count_stored(store)} of {study.size} results are stored", highlight=False)
         with session(folder):
             _play(study, store, console)
     except KeyboardInterrupt:
@@ -76,12 +84,19 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
 
 
 def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = (), crossed: bool | None = None) -> str:
-    """Write the report of a finished study and print its verdict. Returns the text of table.md."""
+    """Write the report of a finished study and print its verdict. Returns the text of table.md.
+
+    Args:
+        config: config of the study.
+        console: output for the verdict.
+        notes: further lines that the report begins with.
+        crossed: whether seeds are crossed with instances, see `Resampler`; `None`: the config tells.
+    """
     source = read_study(config, crossed=crossed, for_page=False)
     head = headline(config, source.cells, source.reading)
     notes = [*notes, *source.warnings]
-    shown, text = write_report(config.folder, source.cells, source.reading, head, notes, decisions=source.decisions)
-    for line in (*(f"warning: {line}" for line in source.warnings), shown):
+    verdict, text = write_report(config.folder, source.cells, source.reading, head, notes, decisions=source.decisions)
+    for line in (*(f"warning: {line}" for line in source.warnings), verdict):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text
@@ -93,24 +108,25 @@ def _play(study: Study, store: Store, console: Console) -> None:
         bar = progress.add_task("", total=study.size, line="")
         tenths = 0
 
-        def report(done: int, line: str) -> None:
+        def report(num_played: int, line: str) -> None:
             nonlocal tenths
-            progress.update(bar, advance=done, line=line)
-            played = progress.tasks[bar].completed
-            if not console.is_terminal and int(10 * played / study.size) > tenths:  # where bars cannot be drawn
-                console.print(f"{played:.0f}/{study.size} {line}", highlight=False)
-                tenths = int(10 * played / study.size)
+            progress.update(bar, advance=num_played, line=line)
+            completed = progress.tasks[bar].completed
+            # Where bars cannot be drawn, a line is printed for each tenth.
+            if not console.is_terminal and int(10 * completed / study.size) > tenths:
+                console.print(f"{completed:.0f}/{study.size} {line}", highlight=False)
+                tenths = int(10 * completed / study.size)
 
         study.play(store, report)
 
 
 def default_study() -> Path:
-    """The config of a plain `selfcest evaluate`."""
+    """Return the config of `selfcest evaluate` without --config."""
     return shipped_config("cpu/frontier.yaml")
 
 
 def command_line(config: Path | None, page: Path | None, overrides: Sequence[str]) -> str:
-    """The command that writes a page, as a reader would type it."""
+    """Return the command line that writes a page, quoted for a shell."""
     words = ["selfcest", "evaluate"]
     words += ["-c", str(config)] if config else []
     words += ["--page", str(page)] if page else []

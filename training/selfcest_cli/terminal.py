@@ -14,7 +14,7 @@ from selfcest_cli.masking import printable
 
 
 class Terminal(Console):
-    """A console on which all texts are `printable` and none is markup, a link or the name of an emoji.
+    """A console that prints `printable` texts only and renders no markup, link or emoji name in them.
 
     Args:
         stderr: print to the standard error.
@@ -23,7 +23,7 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None) -> None:
         stream = file or (sys.stderr if stderr else sys.stdout)
-        # Rich's own control characters go past a `MaskedStream`, also while a live display wraps the stream again.
+        # Rich's own control characters must not be masked. A live display wraps the stream again, hence the attribute.
         super().__init__(file=getattr(stream, "rich_proxied_file", stream), markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
