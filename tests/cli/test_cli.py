@@ -99,10 +99,11 @@ def test_the_surface_is_this_and_nothing_else() -> None:
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its path, the groups included."""
+    """Every command that help lists, with its path; the groups included."""
     yield path, command
     for name, subcommand in getattr(command, "commands", {}).items():
-        yield from commands(subcommand, (*path, name))
+        if not subcommand.hidden:
+            yield from commands(subcommand, (*path, name))
 
 
 ALL_COMMANDS = dict(commands(get_command(cli.app)))
