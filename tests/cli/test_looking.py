@@ -18,7 +18,7 @@ from test_job import config
 from test_study_run import run, small
 
 import selfcest_cli.main as cli
-from selfcest_cli.trace import _config_of
+from selfcest_cli.trace import _find_run_config
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn, only_trusted
@@ -192,10 +192,10 @@ def test_a_page_looks_for_no_config_above_the_run() -> None:
     file = job / "episodes.jsonl"
     Path("config.yaml").touch()
     Path("outer/config.yaml").touch()
-    assert _config_of(file) is None
-    assert _config_of(Path("outer/run/episodes.jsonl")) is None
+    assert _find_run_config(file) is None
+    assert _find_run_config(Path("outer/run/episodes.jsonl")) is None
     Path("outer/run/config.yaml").touch()
-    assert _config_of(file) == Path("outer/run/config.yaml").absolute()
+    assert _find_run_config(file) == Path("outer/run/config.yaml").absolute()
 
 
 def test_a_command_that_looks_downloads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

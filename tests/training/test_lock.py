@@ -19,7 +19,7 @@ from test_study_run import run as run_study
 from test_study_run import small
 
 from selfcest_cli.report import report_folder
-from selfcest_cli.solve import _count
+from selfcest_cli.solve import _count_episodes
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.types import Status
@@ -189,7 +189,7 @@ def write_into(folder: Path, name: str) -> None:
     elif name == "progress.json":
         ProgressFile(folder).report("rl", 0.5, "", 7)
     elif name == "episodes.jsonl":
-        _count(folder / name)
+        _count_episodes(folder / name)
     else:
         store = Store(folder)
         store.add([RESULT])

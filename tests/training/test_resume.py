@@ -31,7 +31,7 @@ from test_job import config, play, rows, weights
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import selfcest_cli.main as cli
-from selfcest_cli.solve import _count
+from selfcest_cli.solve import _count_episodes
 from selfcest_cli.trace import print_trace
 from selfcest_env.errors import ConfigError, RecordError, StoppedError
 from selfcest_env.record import read_episodes
@@ -762,7 +762,7 @@ def test_nothing_is_added_to_half_a_line(base: Job, tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_bytes((base.folder / "episodes.jsonl").read_bytes()[:-20])
     with pytest.raises(ConfigError, match=r"--out: .*line \d+, was cut and is skipped; name a file of episodes"):
-        _count(path)
+        _count_episodes(path)
 
 
 def test_a_last_line_without_its_end_is_whole_all_the_same(base: Job, tmp_path: Path) -> None:
