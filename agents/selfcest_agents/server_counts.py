@@ -1,7 +1,7 @@
-"""What servers do that no text of theirs shows: retries, answers of another model, a usage that cannot be true.
+"""Counts of retries, of answers by another model, and of answers with an impossible usage, for each server.
 
-Such counts are no part of an episode's record, which is the same however often a server had to be asked. Clients add
-theirs to every tally that is open in their process.
+The counts are not in an episode's record, because retries do not change an episode. Every client adds its counts to all
+tallies that are open in its process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from selfcest_env.stored import stored_as
 
-SHOWN = 60  # characters of a server's own words in a line
+MAX_SHOWN = 60  # characters of a server's text in a line
 
 
 @dataclass(frozen=True)
 class ServerModel:
-    """A server and the model that it is asked for."""
+    """A server and the model that is requested from it."""
 
     base_url: str
     model: str
@@ -38,13 +38,13 @@ class ServerCounts:
     """Counts over requests to one server.
 
     Attributes:
-        answers: requests that were answered.
-        retries: tries beyond the first of all requests; a server may have charged for them.
-        failures: requests that were given up.
-        other_model: answers that name another model than the one that was asked for.
-        false_usage: answers whose `usage` cannot be true; their whole grant is charged.
-        first_model: name of the first such model, as excerpt.
-        first_usage: what cannot be true of the first such usage.
+        answers: requests with a valid answer.
+        retries: attempts after the first one, over all requests. A server may have charged for them.
+        failures: requests that failed in all attempts.
+        other_model: answers that name another model than the requested one.
+        false_usage: answers whose `usage` cannot be true. Their whole grant is charged.
+        first_model: excerpt of the model's name in the first of the `other_model` answers.
+        first_usage: fault of the usage in the first of the `false_usage` answers.
     """
 
     answers: int = 0
@@ -67,12 +67,12 @@ class ServerCounts:
         )
 
 
-Counts = Mapping[ServerModel, ServerCounts]
-NO_COUNTS: Counts = {}
+CountsByServer = Mapping[ServerModel, ServerCounts]
+NO_COUNTS: CountsByServer = {}
 
 
 class ServerTally:
-    """Adds up counts by server; rollouts that run ahead add theirs from another thread."""
+    """A sum of counts for each server. The lock is needed for asynchronous rollouts, which add from another thread."""
 
     def __init__(self) -> None:
         self._counts: dict[ServerModel, ServerCounts] = {}
@@ -82,10 +82,11 @@ class ServerTally:
         with self._lock:
             self._counts[server] = self._counts.get(server, ServerCounts()) + counts
 
-    def take(self) -> Counts:
-        """What was added since the last call; empty if no server was asked."""
+    def take(self) -> CountsByServer:
+        """Return the counts that were added since the last call, and start again from zero."""
         with self._lock:
-            counts, self._counts = self._counts, {}
+            counts = self._counts
+            self._counts = {}
         return counts
 
 
@@ -93,8 +94,8 @@ _open_tallies: list[ServerTally] = []
 
 
 @contextmanager
-def tallied() -> Iterator[ServerTally]:
-    """A tally of what this process asks of servers as long as the block lasts."""
+def tally_requests() -> Iterator[ServerTally]:
+    """Count the requests of this process to servers within the block."""
     tally = ServerTally()
     _open_tallies.append(tally)
     try:
@@ -103,15 +104,15 @@ def tallied() -> Iterator[ServerTally]:
         _open_tallies.remove(tally)
 
 
-def count(counts: Counts) -> None:
-    """Add counts to every tally that is open."""
-    for server, of_server in counts.items():
+def add_to_tallies(counts: CountsByServer) -> None:
+    """Add counts to every open tally."""
+    for server, server_counts in counts.items():
         for tally in list(_open_tallies):
-            tally.add(server, of_server)
+            tally.add(server, server_counts)
 
 
-def server_metrics(counts: Counts) -> dict[str, float]:
-    """Numbers for a row of metrics, over all servers; none where no server was asked."""
+def compute_server_metrics(counts: CountsByServer) -> dict[str, float]:
+    """Return the sums over all servers by the names of their metrics; empty if there was no request to a server."""
     if not counts:
         return {}
     total = sum(counts.values(), ServerCounts())
@@ -124,29 +125,28 @@ def server_metrics(counts: Counts) -> dict[str, float]:
     }
 
 
-def server_lines(counts: Counts) -> Sequence[str]:
-    """One line for each server that had to be asked again, or whose answers are not what they seem."""
+def format_server_counts(counts: CountsByServer) -> Sequence[str]:
+    """Return one line for each server with retries, failures, answers of another model or an impossible usage."""
     lines = []
-    for server, of_server in counts.items():
+    for server, server_counts in counts.items():
         parts = []
-        if of_server.retries or of_server.failures:
-            given_up = f", {of_server.failures} requests given up" if of_server.failures else ""
-            parts.append(f"{of_server.retries} retries{given_up}")
-        if of_server.other_model:
+        if server_counts.retries or server_counts.failures:
+            failures = f", {server_counts.failures} failed requests" if server_counts.failures else ""
+            parts.append(f"{server_counts.retries} retries{failures}")
+        if server_counts.other_model:
+            first_model = _shorten(server_counts.first_model)
+            parts.append(f"{server_counts.other_model} answers name another model, the first {first_model}")
+        if server_counts.false_usage:
             parts.append(
-                f"{of_server.other_model} answers name another model, the first {_shown(of_server.first_model)}"
-            )
-        if of_server.false_usage:
-            parts.append(
-                f"{of_server.false_usage} answers report a usage that cannot be true, the first because "
-                f"{_shown(of_server.first_usage)}; their whole grant is charged"
+                f"{server_counts.false_usage} answers report a usage that cannot be true, the first because "
+                f"{_shorten(server_counts.first_usage)}; their whole grant is charged"
             )
         if parts:
             lines.append(
-                f"server {server.base_url}, model {server.model}: {'; '.join(parts)} ({of_server.answers} answers)"
+                f"server {server.base_url}, model {server.model}: {'; '.join(parts)} ({server_counts.answers} answers)"
             )
     return lines
 
 
-def _shown(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""A process reward by a model behind an OpenAI-compatible server: a mark from 0 to 10 for a turn."""
+"""A process reward for which a model behind an OpenAI-compatible server marks each turn from 0 to 10."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
-from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, choice_of, text_of
+from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, get_choice, get_message_text
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.process import ProcessStep, ProcessTerm
 from selfcest_env.structure import Checked, Count, Finite, NotEmpty
@@ -26,27 +26,28 @@ _FORM = (
     "or bad about 'turn'; then end with a line 'Mark: N', N a whole number from 0 (worthless) to 10 (perfect)."
 )
 _MARK = re.compile(r"\bmark\b[^\w\n-]{0,6}([0-9]{1,2}(?:\.[0-9]{1,9})?)(?![0-9.]*[0-9])", re.I)
-_MOST = 10
+_FULL_MARK = 10
 
 
 @dataclass(frozen=True)
 class ServerJudge(ProcessTerm, Checked):
-    """`weight` times a tenth of the mark. The ground truth is not shown, and neither is any other agent's turn.
+    """A process term that adds `weight` times a tenth of the judge's mark.
 
-    Of documents it is shown those that a clone was handed, and not what an agent has read by key or what a root sees
-    from the start. In text of agents and tasks every marker is broken (see `Markers`). It can still try to talk the
-    judge round: compare marks with the outcome before you trust them.
+    The judge sees neither the ground truth nor turns of other agents. Of the documents it sees only those that were
+    handed to a clone, not those that an agent read by key or a root saw from the start. Markers in texts of agents and
+    tasks are broken (see `Markers`). These texts can still try to persuade the judge, so compare marks with the
+    outcome before you trust them.
 
     Attributes:
-        server: where the judge is.
-        weight: of a full mark.
-        role: whose turns are judged, the others add 0; `None`: everybody's.
-        rubric: what the mark is for.
-        tries: answers that are asked for, the first greedy, before a turn is left without a mark. Its
-            episode's group is then as good as unplayed: played again, else dropped and counted.
-        answer_tokens: bound of an answer, the judge's thinking included.
-        tokenizer: folder or `hub:OWNER/NAME` of the judge's model: its special tokens too are broken. Empty: those that
-            are known without it.
+        server: address of the judge, and limits of the requests.
+        weight: reward of a full mark.
+        role: role of the agents whose turns are judged, `None` for both. Turns of the other role add 0.
+        rubric: description of the quality that the mark measures.
+        tries: maximum number of requests for one turn, of which the first is greedy. If none gives a mark, the
+            episode's group counts as failed: it is retried, or else dropped and counted.
+        answer_tokens: maximum number of tokens of an answer, including thinking.
+        tokenizer: folder or `hub:OWNER/NAME` of the judge's model, whose special tokens are then broken too. If it is
+            empty, the special tokens that are known without a tokenizer are broken.
     """
 
     server: ServerConfig
@@ -59,36 +60,37 @@ class ServerJudge(ProcessTerm, Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self._markers  # a tokenizer that is not there is an error at once
+        _ = self._markers  # raises now if there is no such tokenizer
 
     def judge(self, steps: Sequence[ProcessStep]) -> list[float | InfrastructureError]:
+        """Return the reward of each step, or the error that left the step without a mark."""
         waiting = {str(n): step for n, step in enumerate(steps) if self.role in (None, step.role)}
-        marks: dict[str, float | InfrastructureError] = {}
+        rewards: dict[str, float | InfrastructureError] = {}
         client: Client[str] = Client(self.server)
         with closing(client):
             for attempt in range(self.tries):
                 for name, step in waiting.items():
-                    client.submit(name, "chat/completions", self._body(step, attempt), _content)
+                    client.submit(name, "chat/completions", self._body(step, attempt), _read_text)
                 while answers := client.poll():
-                    for name, said in answers:
-                        marks[name] = said if isinstance(said, InfrastructureError) else self._mark(said)
-                waiting = {name: step for name, step in waiting.items() if isinstance(marks[name], _NoMark)}
-        return [marks.get(str(n), 0.0) for n in range(len(steps))]
+                    for name, answer in answers:
+                        rewards[name] = answer if isinstance(answer, InfrastructureError) else self._read_reward(answer)
+                waiting = {name: step for name, step in waiting.items() if isinstance(rewards[name], _NoMarkError)}
+        return [rewards.get(str(n), 0.0) for n in range(len(steps))]
 
-    def _mark(self, answer: str) -> float | InfrastructureError:
-        found = _MARK.findall(answer)
-        if found and float(found[-1]) <= _MOST:
-            return self.weight * float(found[-1]) / _MOST
-        return _NoMark(
-            f"the judge {self.server.model!r} gave a turn no mark in {self.tries} tries; expected a line 'Mark: N', "
-            f"and it said {answer[-EXCERPT:]!a}"
+    def _read_reward(self, answer: str) -> float | InfrastructureError:
+        marks = _MARK.findall(answer)
+        if marks and float(marks[-1]) <= _FULL_MARK:
+            return self.weight * float(marks[-1]) / _FULL_MARK
+        return _NoMarkError(
+            f"the judge {self.server.model!r} gave no mark in {self.tries} tries; found an answer that ends in "
+            f"{answer[-EXCERPT:]!a}, expected a line 'Mark: N'"
         )
 
     @cached_property
     def _markers(self) -> Markers:
         if not self.tokenizer:
             return Markers()
-        from selfcest_agents.pretrained import ChatLanguage  # heavy
+        from selfcest_agents.pretrained import ChatLanguage  # slow to import
 
         return Markers(ChatLanguage(self.tokenizer).codec.markers)
 
@@ -96,12 +98,12 @@ class ServerJudge(ProcessTerm, Checked):
         documents = {key: step.task.context[key] for key in step.shared_context if key in step.task.context}
         past = [{"wrote": turn.text, "replies": turn.replies} for turn in step.past]
         shown = {"asked": step.objective, "documents": documents, "earlier turns": past, "turn": step.text}
-        said = self._markers.neutralise(json.dumps(shown, ensure_ascii=False))
+        content = self._markers.neutralise(json.dumps(shown, ensure_ascii=False))
         return {
             "model": self.server.model,
             "messages": [
                 {"role": "system", "content": f"{self.rubric}\n\n{_FORM}"},
-                {"role": "user", "content": said},
+                {"role": "user", "content": content},
             ],
             self.server.max_tokens_field: self.answer_tokens,
             "temperature": 0.0 if attempt == 0 else 1.0,
@@ -109,10 +111,10 @@ class ServerJudge(ProcessTerm, Checked):
         }
 
 
-class _NoMark(InfrastructureError):
-    """An answer that may have a mark when it is asked for with another seed."""
+class _NoMarkError(InfrastructureError):
+    """The judge's answer has no mark. A request with another seed may give one."""
 
 
-def _content(answer: Any) -> str:
+def _read_text(answer: Any) -> str:
     what = "the judge's answer"
-    return text_of(choice_of(answer, what).get("message"), what)
+    return get_message_text(get_choice(answer, what).get("message"), what)

@@ -11,7 +11,7 @@ import pytest
 from chat_models import VICUNA, chat_tokenizer, tiny_llama
 from test_openai_engine import Reply, Serve, Server, config, serve
 
-from selfcest_agents.server_counts import ServerCounts, tallied
+from selfcest_agents.server_counts import ServerCounts, tally_requests
 from selfcest_agents.server_judge import ServerJudge
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.process import ProcessStep
@@ -94,7 +94,7 @@ def test_an_answer_without_a_mark_is_asked_for_again_and_is_then_a_failure(serve
     unjudged, root = judge_over(server, tries=2).judge([CLONE, ROOT_STEP])
     assert root == 0.0
     assert isinstance(unjudged, InfrastructureError)
-    assert "no mark in 2 tries; expected a line 'Mark: N', and it said 'Mark: 11'" in str(unjudged)
+    assert "no mark in 2 tries; found an answer that ends in 'Mark: 11', expected a line 'Mark: N'" in str(unjudged)
 
 
 def test_an_outage_of_the_judge_leaves_the_other_marks_standing(serve: Serve) -> None:
@@ -134,7 +134,7 @@ def test_what_a_judge_s_server_did_is_counted(serve: Serve) -> None:
         body = says("Mark: 7")(path, body, n).body
         return Reply({**body, "model": "other", "usage": {"completion_tokens": 513}})
 
-    with tallied() as tally:
+    with tally_requests() as tally:
         assert judge_over(serve(answer)).judge([CLONE]) == [pytest.approx(0.07)]
     counts = ServerCounts(1, 1, 0, 1, 1, "'other'", "completion_tokens is 513 of 512 granted")
     assert [*tally.take().values()] == [counts]

@@ -148,7 +148,7 @@ def test_a_server_that_is_not_there_is_no_mistake_and_one_line(
     words = ["solve", SUM, "--server", f"http://127.0.0.1:{port}/v1", "--name", "m"]
     assert ended(folder, words, monkeypatch) is Exit.MISTAKE
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"selfcest: nobody answers at http://127.0.0.1:{port}/v1 (ConnectError: ")
+    assert line.startswith(f"selfcest: cannot connect to http://127.0.0.1:{port}/v1 (ConnectError: ")
     assert "start the server" in line
 
 

@@ -312,7 +312,7 @@ def test_a_server_plays_root_and_clones(selfcest: Console, serve: Serve, monkeyp
 def test_a_server_that_is_not_there_or_refuses_is_one_line(selfcest: Console, serve: Serve) -> None:
     ask = ["solve", "1 + 2?", "--name", "m", "policy.options.server.max_retries=0", "--server"]
     line = selfcest.error(*ask, "http://127.0.0.1:9/v1")  # the port that discards
-    assert "nobody answers at http://127.0.0.1:9/v1 (ConnectError: " in line
+    assert "cannot connect to http://127.0.0.1:9/v1 (ConnectError: " in line
     refuses = serve(lambda path, body, n: Reply({"error": "no such model"}, status=404))
     assert "answered 404 for model 'm'" in selfcest.error(*ask, refuses.url)
 

@@ -23,7 +23,7 @@ from test_openai_engine import Reply, Serve, chat, serve
 
 from selfcest_agents.chat import ChatCodec
 from selfcest_agents.openai_client import ServerConfig
-from selfcest_agents.server_counts import ServerCounts, ServerModel, server_lines
+from selfcest_agents.server_counts import ServerCounts, ServerModel, format_server_counts
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_cli.report import report_folder
 from selfcest_cli.study import default_study, run_study
@@ -886,7 +886,7 @@ def test_a_study_that_never_played_is_begun_again(tmp_path: Path, serve: Serve) 
     server = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": 0}  # the port that discards
     data = small(tmp_path, strategies={"delegate": {}}, budgets=[1000], episodes=2, seeds=[0])
     data["policy"] = {"name": "server", "options": {"server": server}}
-    with pytest.raises(ConfigError, match="nobody answers at http://127.0.0.1:9/v1"):
+    with pytest.raises(ConfigError, match="cannot connect to http://127.0.0.1:9/v1"):
         run(data)
     assert (tmp_path / "s" / "study.yaml").is_file()
     server["base_url"] = serve(lambda path, body, n: Reply({"error": "down"}, status=500)).url  # there at the start
@@ -907,7 +907,7 @@ def test_servers_are_looked_for_before_the_first_request(
     )
     strategies = {"delegate": {}, "monolithic": {"policy": nobody}}
     data = small(tmp_path, policy=policy, strategies=strategies, budgets=[1000], episodes=2, seeds=[0])
-    with pytest.raises(ConfigError, match="nobody answers at http://127.0.0.1:9/v1"):
+    with pytest.raises(ConfigError, match="cannot connect to http://127.0.0.1:9/v1"):
         run(data)
     assert not first.seen
     asked: list[str] = []
@@ -1261,7 +1261,7 @@ def test_what_a_server_did_is_stored_and_shown_with_the_verdict(tmp_path: Path, 
     folder = run_study(parse_as(StudyConfig, data), resume=False, console=console)
     counts = ServerCounts(3, 3, 0, 3, 3, "'other'", "prompt_tokens is '0'")
     assert read_counts([folder]) == {ServerModel(server.url, "m"): counts}
-    (line,) = server_lines(read_counts([folder]))
+    (line,) = format_server_counts(read_counts([folder]))
     assert line.startswith(
         f"server {server.url}, model m: 3 retries; 3 answers name another model, the first 'other'; 3 "
     )

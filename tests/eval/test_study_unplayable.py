@@ -132,7 +132,7 @@ def test_a_question_that_a_server_filters_is_left_out(tmp_path: Path, serve: Ser
     policy = {"name": "server", "options": {"server": server}}
     folder = run(study(tmp_path, policy=policy, strategies={"monolithic": {}}, budgets=[1000]))
     (lost,) = read_unplayable(folder / "results.jsonl")
-    assert "failed 2 times, at last by" in lost.why
+    assert "failed 2 times; last error:" in lost.why
     assert "ended by 'content_filter'" in lost.why
     assert len(results(folder)) == 9
 

@@ -21,7 +21,13 @@ from selfcest_agents.policy import Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.retries import FailureStats, RetryOptions
 from selfcest_agents.rollout import RolloutRequest, UnplayedError
 from selfcest_agents.scripted import RandomActor
-from selfcest_agents.server_counts import ServerCounts, ServerModel, count, server_lines, tallied
+from selfcest_agents.server_counts import (
+    ServerCounts,
+    ServerModel,
+    add_to_tallies,
+    format_server_counts,
+    tally_requests,
+)
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders import Grade
 from selfcest_env.record import EpisodeRecord, Generation, read_episodes
@@ -386,7 +392,7 @@ def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_
     total = sum((counts for found in by_folder.values() for counts in found.values()), ServerCounts())
     assert total.retries > 0
     assert total.answers + total.retries == len(server.seen), "every request is counted once"
-    (line,) = server_lines(read_counts(server_folders(spec)))
+    (line,) = format_server_counts(read_counts(server_folders(spec)))
     start = f"server {server.url}, model m: {total.retries} retries; {total.answers} answers name another model"
     assert line.startswith(start)
     assert f"warning: {line}" in report_run(spec)
@@ -397,7 +403,7 @@ def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_
 def test_counts_cross_from_a_rollout_worker() -> None:
     counts = {ServerModel("u", "m"): ServerCounts(answers=2, retries=1)}
     answer = pickle.loads(pickle.dumps(CpuClock().measure("records", counts)))
-    with tallied() as tally:
-        count(answer.servers)
+    with tally_requests() as tally:
+        add_to_tallies(answer.servers)
     assert tally.take() == counts
     assert CpuClock().measure("records").servers == {}

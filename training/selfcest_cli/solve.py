@@ -13,7 +13,7 @@ from rich.console import Console
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
-from selfcest_agents.server_counts import server_lines, tallied
+from selfcest_agents.server_counts import format_server_counts, tally_requests
 from selfcest_cli.live_tree import LiveRequest, LiveTree
 from selfcest_cli.trace import check_output_file, save_page
 from selfcest_env.errors import ConfigError, DataError, RecordError, did_you_mean
@@ -224,7 +224,7 @@ def play_question(
     with progress.status("loading the policy"):
         check_servers([source])
         player = source.load(seed)
-    with closing(player), LiveTree(progress) as tree, tallied() as tally:
+    with closing(player), LiveTree(progress) as tree, tally_requests() as tally:
         request = LiveRequest(episode_id, task, seed, config.limits, tree)
         (record,) = player.play([request], temperature, wrap=tree.wrap)
     if task.answer:
@@ -232,7 +232,7 @@ def play_question(
     if out is not None:
         with open_for_append(out) as lines:
             lines.write(write_episode(record).encode())
-    for line in (describe_episode(record, rules), *server_lines(tally.take())):
+    for line in (describe_episode(record, rules), *format_server_counts(tally.take())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if html is not None:
         page = viewer_page(shorten(task.prompt), [EpisodeView(record)], [Renderer(rules)], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from selfcest_agents.server_counts import Counts, ServerCounts, ServerModel
+from selfcest_agents.server_counts import CountsByServer, ServerCounts, ServerModel
 from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
 from selfcest_env.stored import by_field, to_stored
@@ -15,14 +15,14 @@ from selfcest_training.session import append_json
 SERVERS = "servers.jsonl"
 
 
-def store_counts(folder: Path, counts: Counts) -> None:
+def store_counts(folder: Path, counts: CountsByServer) -> None:
     """Add counts to a folder's file; none leave it as it is."""
     for server, of_server in counts.items():
         line = {"base_url": server.base_url, "model": server.model, **to_stored(of_server)}
         append_json(folder / SERVERS, line)
 
 
-def read_counts(folders: Iterable[Path]) -> Counts:
+def read_counts(folders: Iterable[Path]) -> CountsByServer:
     """The sums over folders; those without a file have asked no server.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from selfcest_agents.player import Player
 from selfcest_agents.retries import drop_failed
-from selfcest_agents.server_counts import tallied
+from selfcest_agents.server_counts import tally_requests
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.kernel import Kernel
@@ -197,7 +197,7 @@ class Study:
             ConfigError: a policy with instances left to play has a server that does not answer.
             InfrastructureError: more than `max_failed_fraction` of an eval set's instances cannot be played.
         """
-        with tallied() as tally:
+        with tally_requests() as tally:
 
             def report_counted(done: int, line: str) -> None:
                 store_counts(store.folder, tally.take())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selfcest_agents.server_counts import server_lines
+from selfcest_agents.server_counts import format_server_counts
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import to_builtins
 from selfcest_eval.play.config import StudyConfig, load_stored_study
@@ -148,7 +148,7 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
             *notes,
             *warm_start_warnings(jobs, config.compute_tokens),
             *given_up_lines(jobs),
-            *server_lines(read_counts(folder for one in configs for folder in server_folders(one))),
+            *format_server_counts(read_counts(folder for one in configs for folder in server_folders(one))),
         ],
         sessions=[line for one in configs for line in read_sessions(one.folder)],
     )
@@ -209,7 +209,7 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
         before={},
         jobs=[],
         pathologies=pathologies.finish(),
-        warnings=[*unplayable_lines(every, unplayable), *server_lines(read_counts([config.folder]))],
+        warnings=[*unplayable_lines(every, unplayable), *format_server_counts(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),
     )
 

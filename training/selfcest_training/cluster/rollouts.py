@@ -28,7 +28,7 @@ from selfcest_agents.player import ModelPlayer, Player, Wrapper
 from selfcest_agents.replay import PlayedReplay
 from selfcest_agents.rollout import FailedEpisode, RolloutRequest, all_of, collect_failures
 from selfcest_agents.samplers import make_sampler
-from selfcest_agents.server_counts import count, tallied
+from selfcest_agents.server_counts import add_to_tallies, tally_requests
 from selfcest_env.errors import InfrastructureError, PolicyError
 from selfcest_env.local_modules import child_environment
 from selfcest_env.plugin import PlugIn
@@ -101,7 +101,7 @@ class RolloutWorker:
     ) -> TimedResult:
         """Play requests; the result holds records and the episodes that failed."""
         player = self._player_with(weights, judged)
-        with tallied() as tally:
+        with tally_requests() as tally:
             played = collect_failures(lambda: player.play(requests, temperature, reward_weights, wrap))
         return self._clock.measure(played, tally.take())
 
@@ -115,7 +115,7 @@ class RolloutWorker:
     ) -> TimedResult:
         """Play replays; the result holds episodes by replay and the replays that failed."""
         player = self._player_with(weights, judged)
-        with tallied() as tally:
+        with tally_requests() as tally:
             played = collect_failures(lambda: player.play_replays(factual, replays, temperature))
         return self._clock.measure(played, tally.take())
 
@@ -243,7 +243,7 @@ class RolloutWorkers:
                 continue
             results[i] = result.value
             self.cpu_seconds += result.cpu_seconds
-            count(result.servers)
+            add_to_tallies(result.servers)
         return [results[i] for i in range(len(parts))]
 
     def _replace(self, i: int) -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfcest_agents.server_counts import NO_COUNTS, Counts
+from selfcest_agents.server_counts import NO_COUNTS, CountsByServer
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TimedResult:
 
     value: Any
     cpu_seconds: float
-    servers: Counts = field(default_factory=lambda: NO_COUNTS)
+    servers: CountsByServer = field(default_factory=lambda: NO_COUNTS)
 
 
 class CpuClock:
@@ -31,7 +31,7 @@ class CpuClock:
     def __init__(self) -> None:
         self._last = time.process_time()
 
-    def measure(self, value: object, servers: Counts = NO_COUNTS) -> TimedResult:
+    def measure(self, value: object, servers: CountsByServer = NO_COUNTS) -> TimedResult:
         """Return the value with the CPU time since the previous call."""
         previous = self._last
         self._last = time.process_time()

@@ -26,7 +26,7 @@ from selfcest_agents.samplers import (
     check_positions,
     make_sampler,
 )
-from selfcest_agents.server_counts import Counts, server_metrics, tallied
+from selfcest_agents.server_counts import CountsByServer, compute_server_metrics, tally_requests
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
@@ -424,7 +424,7 @@ class Job:
             **credit.diagnostics(),
             **step.metrics,
             **probe_metrics,
-            **server_metrics(self._store_server_counts()),
+            **compute_server_metrics(self._store_server_counts()),
         }
         log.write("rl", self.state.step - 1, {**metrics, **self.account.metrics()})
         num_logged = self.config.log_groups
@@ -437,13 +437,13 @@ class Job:
 
     @contextmanager
     def _counted_servers(self) -> Iterator[None]:
-        with tallied() as self._servers:
+        with tally_requests() as self._servers:
             try:
                 yield
             finally:
                 self._store_server_counts()
 
-    def _store_server_counts(self) -> Counts:
+    def _store_server_counts(self) -> CountsByServer:
         """Write the counts of servers, such as judges, since the last call into the job's folder, and return them."""
         counts = self._servers.take()
         store_counts(self.folder, counts)
