@@ -104,8 +104,8 @@ class ChatCodec:
                 ids += itertools.chain.from_iterable(map(self._encode_plain, texts))
         return tuple(ids)
 
-    def encode_own(self, text: str) -> tuple[int, ...]:
-        return (*self._encoder.encode_own(self.frame.lead + text), *self._end)
+    def encode_scripted(self, text: str) -> tuple[int, ...]:
+        return (*self._encoder.encode_scripted(self.frame.lead + text), *self._end)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of generated ids without the id that ended the turn; `<think>` in front if the prompt opened it."""
@@ -133,7 +133,7 @@ class ChatCodec:
         text = "".join((*before_call, call, frame.end, frame.before_reply, reply, frame.after_reply))
         ids = (
             *self.encode(opening, Boundary.OPENING),
-            *self.encode_own(call),
+            *self.encode_scripted(call),
             *self.encode(block, Boundary.AFTER_STOP),
         )
         expected = encoder.decode(encoder.encode_trusted(text))

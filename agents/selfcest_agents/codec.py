@@ -16,7 +16,7 @@ class Codec(TokenCounter, Protocol):
         """Ids to append to a context: separators that the boundary calls for, the block, the generation prompt."""
         ...
 
-    def encode_own(self, text: str) -> tuple[int, ...]:
+    def encode_scripted(self, text: str) -> tuple[int, ...]:
         """Ids of a turn that a script wrote in the model's stead, its end-of-turn id included."""
         ...
 
@@ -48,7 +48,7 @@ class TerseCodec:
                 ids += self._tokenizer.encode(part.text, part.trusted)
         return tuple(ids)
 
-    def encode_own(self, text: str) -> tuple[int, ...]:
+    def encode_scripted(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text, True)
 
     def decode(self, ids: Iterable[int]) -> str:

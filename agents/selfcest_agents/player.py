@@ -1,4 +1,4 @@
-"""Who plays: requests in, records out. The trainer, studies, `solve` and remote workers know nothing else."""
+"""Players turn requests into records. The trainer, studies, `solve` and remote workers use only this interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, Policy, RolePolicy, SamplingConfig
 from selfcest_agents.replay import PlayedReplay, play_replays
-from selfcest_agents.rollout import FailedEpisode, RolloutRequest, all_of, collect_failures, rollout
+from selfcest_agents.rollout import FailedEpisode, RolloutRequest, collect_failures, raise_failures, rollout
 from selfcest_agents.samplers import Sampler, SamplerByRole, WeightSyncTarget
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeRecord
@@ -24,58 +24,59 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import Limits
 
-# A policy around the player's, which may encode its own turns by the player's codec (`None`: it plays by text).
-Wrapper = Callable[[Policy, Codec | None], Policy]
+# Makes the policy that plays from the player's policy and codec. The codec is `None` for a policy of texts.
+PolicyWrapper = Callable[[Policy, Codec | None], Policy]
 
 
 class Player(Protocol):
-    """Everything that crosses it can be pickled: requests, wrappers, replays and records."""
+    """A player. Its arguments and results can be pickled: requests, wrappers, replays and records."""
 
     def play(
         self,
         requests: Sequence[RolloutRequest],
         temperature: float,
         weights: Mapping[str, float] | None = None,
-        wrap: Wrapper | None = None,
+        wrap: PolicyWrapper | None = None,
     ) -> list[EpisodeRecord]:
         """Play episodes to their end.
 
         Args:
-            requests: with different ids.
-            temperature: of sampling; 0 is greedy.
-            weights: of the reward's terms, see `Reward.score`.
-            wrap: makes of the player's policy the one that plays, as `partial(ScriptedRoot, script=...)`.
+            requests: episodes to play, with unique ids.
+            temperature: temperature of sampling; 0 is greedy.
+            weights: weights of the reward's terms, see `Reward.score`.
+            wrap: makes the policy that plays from the player's policy, as `partial(ScriptedRoot, script=...)`.
 
         Returns:
             Records in the order of the requests, scored if the player has a reward.
 
         Raises:
-            ConfigError: by a request's limits its contexts could outgrow the model.
-            UnplayedError: a server's fault left some unplayed or unjudged; it holds the others.
+            ConfigError: the limits of a request allow contexts that are too long for the model.
+            UnplayedError: infrastructure failures left some episodes unplayed or unjudged. It holds the other records.
         """
         ...
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
-        """Counterfactuals of episodes that this player played; each is scored with its episode's weights.
+        """Play counterfactual replays of episodes of this player, and score each with the weights of its episode.
 
-        Raises `UnplayedError` as `play`.
+        Raises:
+            UnplayedError: infrastructure failures left some replays unplayed or unjudged. It holds the other results.
         """
         ...
 
     def close(self) -> None:
-        """End what holds more than this process's memory; nothing is played after."""
+        """Release processes and connections. Nothing can be played afterwards."""
         ...
 
 
 class TrainedPlayer(Player, Protocol):
-    """A player of the policy that is being trained.
+    """A player with the policy that is trained.
 
     Attributes:
-        language: of its model.
-        limits: of requests without limits of their own.
-        sampler: is told the weights to play with.
+        language: language of its model.
+        limits: limits of requests that have none.
+        sampler: receives the weights of every update.
     """
 
     @property
@@ -87,18 +88,18 @@ class TrainedPlayer(Player, Protocol):
     @property
     def sampler(self) -> WeightSyncTarget: ...
 
-    def unjudged(self) -> Player:
-        """The same, without a reward: its records stay unscored."""
+    def without_reward(self) -> Player:
+        """Return the same player without a reward, whose records are not scored."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlayer(Player):
-    """Plays in this process, with the policy that a subclass has for a temperature.
+    """Base class of players that play in this process. A subclass makes the policy for a temperature.
 
     Attributes:
-        limits: of requests without limits of their own.
-        reward: scores every record; `None`: they stay unscored.
+        limits: limits of requests that have none.
+        reward: scores every record; `None` leaves records unscored.
     """
 
     limits: Limits = Limits()
@@ -106,68 +107,82 @@ class LocalPlayer(Player):
 
     @property
     def codec(self) -> Codec | None:
-        """Messages to the policy's ids; `None` for policies of text."""
+        """The codec of the policy; `None` for a policy of texts."""
         return None
 
     @abstractmethod
     def rules(self, limits: Limits) -> Rules:
-        """The rules of an episode. Raises `ConfigError` if its contexts could outgrow the model."""
+        """Return the rules of an episode. Raises `ConfigError` if its contexts could be too long for the model."""
 
     @abstractmethod
-    def policy(self, temperature: float) -> Policy: ...
+    def policy(self, temperature: float) -> Policy:
+        """Return the policy that samples at this temperature."""
 
     def play(
         self,
         requests: Sequence[RolloutRequest],
         temperature: float,
         weights: Mapping[str, float] | None = None,
-        wrap: Wrapper | None = None,
+        wrap: PolicyWrapper | None = None,
     ) -> list[EpisodeRecord]:
         if not requests:
             return []
         policy = self.policy(temperature)
-        limits = [request.limits or self.limits for request in requests]
-        requests = [replace(request, limits=own) for request, own in zip(requests, limits, strict=True)]
-        rules, *_ = [self.rules(own) for own in dict.fromkeys(limits)]  # all are checked
-        played = policy if wrap is None else wrap(policy, self.codec)
-        records, unplayed = collect_failures(partial(rollout, requests, played, rules))
-        scored, unjudged = self._scored([(record, weights, record.cost.generated_tokens) for record in records])
-        return all_of(scored, [*unplayed, *unjudged])
+        requests = [replace(request, limits=request.limits or self.limits) for request in requests]
+        # Rules are made for all limits, because this checks them. Each request replaces the limits by its own.
+        distinct_limits = dict.fromkeys(request.limits or self.limits for request in requests)
+        distinct_rules = [self.rules(limits) for limits in distinct_limits]
+        if wrap is not None:
+            policy = wrap(policy, self.codec)
+        records, unplayed = collect_failures(partial(rollout, requests, policy, distinct_rules[0]))
+        scored, unjudged = self._score([(record, weights, record.cost.generated_tokens) for record in records])
+        return raise_failures(scored, [*unplayed, *unjudged])
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
         rules = self.rules(factual[0].limits if factual else self.limits)
-        weights = {record.episode_id: record.weights for record in factual}
-        found, unplayed = collect_failures(partial(play_replays, factual, replays, self.policy(temperature), rules))
-        items = [(play.record, weights[one.episode_id], play.generated_tokens) for one, play in found.items()]
-        scored, unjudged = self._scored(items)
-        records = {record.episode_id: record for record in scored}
-        judged = {replay: play for replay, play in found.items() if str(replay) in records}
-        return all_of(
-            {replay: replace(play, record=records[str(replay)]) for replay, play in judged.items()},
-            [*unplayed, *unjudged],
-        )
+        weights_by_episode = {record.episode_id: record.weights for record in factual}
+        played, unplayed = collect_failures(partial(play_replays, factual, replays, self.policy(temperature), rules))
+        items = []
+        for replay, play in played.items():
+            items.append((play.record, weights_by_episode[replay.episode_id], play.generated_tokens))
+        scored, unjudged = self._score(items)
+        record_by_id = {record.episode_id: record for record in scored}
+        judged: dict[Replay, PlayedReplay] = {}
+        for replay, play in played.items():
+            if str(replay) in record_by_id:
+                judged[replay] = replace(play, record=record_by_id[str(replay)])
+        return raise_failures(judged, [*unplayed, *unjudged])
 
-    def _scored(
-        self, played: Sequence[tuple[EpisodeRecord, Mapping[str, float] | None, int]]
+    def _score(
+        self, items: Sequence[tuple[EpisodeRecord, Mapping[str, float] | None, int]]
     ) -> tuple[list[EpisodeRecord], list[FailedEpisode]]:
-        """Of records with their weights and prices those that could be judged, scored, and the others."""
+        """Score records.
+
+        Args:
+            items: each record with the weights of the reward's terms and the number of tokens sampled for it.
+
+        Returns:
+            The scored records, and those for which the reward had an infrastructure failure.
+        """
+        records = [record for record, *_ in items]
         if self.reward is None:
-            return [record for record, *_ in played], []
-        self.reward.prepare([record for record, *_ in played])
-        scored, unjudged = [], []
-        for record, weights, tokens in played:
+            return records, []
+        self.reward.prepare(records)
+        scored: list[EpisodeRecord] = []
+        unjudged: list[FailedEpisode] = []
+        for record, weights, generated_tokens in items:
             try:
                 scored.append(self.reward.score(record, weights))
             except InfrastructureError as error:
-                unjudged.append(FailedEpisode(record.episode_id, error, tokens))
+                unjudged.append(FailedEpisode(record.episode_id, error, generated_tokens))
         return scored, unjudged
 
 
 @dataclass(frozen=True)
 class ModelPlayer(LocalPlayer):
-    """A model, token by token, with the weights that its sampler was given last, or one model per role."""
+    """A player with an engine, which samples from the latest weights of the sampler, or of one sampler per role."""
 
     language: Language
     sampler: Sampler | SamplerByRole
@@ -179,15 +194,17 @@ class ModelPlayer(LocalPlayer):
     def rules(self, limits: Limits) -> Rules:
         return self.language.rules(limits)
 
-    def unjudged(self) -> ModelPlayer:
+    def without_reward(self) -> ModelPlayer:
         return replace(self, reward=None)
 
     def policy(self, temperature: float) -> Policy:
         if isinstance(self.sampler, SamplerByRole):
-            return RolePolicy({role: self._policy_of(one, temperature) for role, one in self.sampler.by_role.items()})
-        return self._policy_of(self.sampler, temperature)
+            return RolePolicy(
+                {role: self._make_policy(sampler, temperature) for role, sampler in self.sampler.by_role.items()}
+            )
+        return self._make_policy(self.sampler, temperature)
 
-    def _policy_of(self, sampler: Sampler, temperature: float) -> Policy:
+    def _make_policy(self, sampler: Sampler, temperature: float) -> Policy:
         return EnginePolicy(sampler.engine, self.codec, SamplingConfig(temperature))
 
     def close(self) -> None:
@@ -196,21 +213,21 @@ class ModelPlayer(LocalPlayer):
 
 @dataclass(frozen=True)
 class ServerPlayer(LocalPlayer):
-    """An OpenAI-compatible server of text, with a client per temperature; its records have no token ids.
+    """A player with an OpenAI-compatible server, and a client per temperature. Its records have no token ids.
 
     Attributes:
-        server: where it is.
-        rules_of: the rules for limits; their counter prices what it is sent.
-        markers: of the model that it serves.
+        server: address of the server, and limits of the requests.
+        make_rules: makes the rules for limits. Their counter prices the prompts.
+        markers: special tokens of the served model.
     """
 
     server: ServerConfig
-    rules_of: Callable[[Limits], Rules]
+    make_rules: Callable[[Limits], Rules]
     markers: Markers = Markers()
     _policies: dict[float, OpenAIPolicy] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rules(self, limits: Limits) -> Rules:
-        return self.rules_of(limits)
+        return self.make_rules(limits)
 
     def policy(self, temperature: float) -> Policy:
         if temperature not in self._policies:

@@ -1,4 +1,4 @@
-"""Who decides: a policy turns observations into generations. It never sees the kernel, an answer or a reward."""
+"""Policies turn observations into generations. They never see the kernel, the ground truth or a reward."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from selfcest_env.views import Observation
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """One decision to make.
+    """A turn for which the policy must generate text.
 
     Attributes:
-        key: the turn's name.
-        observation: all that the agent may know.
-        history: the agent's earlier generations, oldest first; with them the context's ids are known exactly.
-        seed: this turn's own random stream.
-        start: ids that the turn begins with, as if the policy had written them; fewer than it may write.
+        key: key of the turn.
+        observation: everything that the agent may know.
+        history: earlier generations of the agent, oldest first. They hold the exact ids of its context.
+        seed: seed of this turn.
+        start: ids with which the generation must begin. There are fewer of them than `observation.max_new_tokens`.
     """
 
     key: TurnKey
@@ -38,36 +38,38 @@ class PolicyRequest:
 
 
 class Policy(Protocol):
-    """Answers every submitted request exactly once, in any order."""
+    """A policy answers every submitted request exactly once, in any order."""
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None: ...
 
     def poll(self) -> Sequence[tuple[TurnKey, Generation | InfrastructureError]]:
-        """Advance the work a little and return what has finished; `[]` is allowed while busy.
+        """Advance the work and return the finished turns; `[]` is allowed while the policy is busy.
 
-        An `InfrastructureError` stands for a turn that nobody's fault but a server's has left unplayed.
+        The value of a turn is an `InfrastructureError` if a failure of a server or of the machine prevented it.
         """
         ...
 
 
 class Actor(Protocol):
-    """A policy of one line: text at once, from the observation alone. See `scripted`."""
+    """An actor computes the text of a turn from the observation only. See `scripted`."""
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str: ...
 
 
 @dataclass(frozen=True)
 class SamplingConfig(Checked):
-    """How tokens are drawn. There is no top-p and no top-k: the learner could not reproduce their log-probs."""
+    """Options of sampling. Top-p and top-k are missing, because the learner could not reproduce their log-probs."""
 
     temperature: Annotated[NotNegative, "0: greedy"] = 1.0
 
 
 class EnginePolicy:
-    """Token in, token out: every context is the concatenation of stored ids, and nothing is ever encoded twice."""
+    """A policy over an engine. Every context is the concatenation of stored ids, and no text is encoded twice."""
 
     def __init__(self, engine: Engine, codec: Codec, sampling: SamplingConfig) -> None:
-        self._engine, self._codec, self._sampling = engine, codec, sampling
+        self._engine = engine
+        self._codec = codec
+        self._sampling = sampling
         self._pending: dict[str, tuple[PolicyRequest, tuple[int, ...]]] = {}
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
@@ -77,19 +79,24 @@ class EnginePolicy:
             if observation.max_new_tokens is None:
                 raise PolicyError(f"{request.key} has no max_new_tokens; set limits.turn_tokens to play with a model")
             block = self._codec.encode(observation.block, observation.boundary)
-            context = [i for past in request.history for ids in (past.prompt_ids, past.token_ids) for i in ids]
+            context: list[int] = []
+            for generation in request.history:
+                context += generation.prompt_ids
+                context += generation.token_ids
+            context += block
+            context += request.start
             name = str(request.key)
             self._pending[name] = request, block
-            left = observation.max_new_tokens - len(request.start)
+            max_new_tokens = observation.max_new_tokens - len(request.start)
             token_requests.append(
-                TokenRequest(name, (*context, *block, *request.start), left, request.seed, self._sampling.temperature)
+                TokenRequest(name, tuple(context), max_new_tokens, request.seed, self._sampling.temperature)
             )
-        with self._engine_s_faults():
+        with self._engine_errors():
             self._engine.submit(token_requests)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
         finished: list[tuple[TurnKey, Generation | InfrastructureError]] = []
-        with self._engine_s_faults():
+        with self._engine_errors():
             completions = self._engine.poll()
         for completion in completions:
             request, block = self._pending.pop(completion.key)
@@ -102,7 +109,7 @@ class EnginePolicy:
                 finish_reason=completion.finish_reason,
                 prompt_ids=block,
                 token_ids=ids,
-                # What was begun for it had no alternative: log-prob 0, as a script's.
+                # The given start had no alternative, so its log-probs are 0, like those of a script.
                 behavior_logprobs=((0.0,) * len(request.start) + tuple(completion.logprobs)),
                 temperature=self._sampling.temperature,
                 policy_version=completion.policy_version,
@@ -111,25 +118,26 @@ class EnginePolicy:
         return finished
 
     @contextmanager
-    def _engine_s_faults(self) -> Iterator[None]:
-        """An engine that raises, as for want of memory, has no answers any more: that is nobody's answer either."""
+    def _engine_errors(self) -> Iterator[None]:
+        """Convert errors of the engine, such as missing memory, to an `InfrastructureError`, which can be retried."""
         try:
             yield
         except SelfcestError:
             raise
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            raise InfrastructureError(f"{type(self._engine).__name__} failed with {said}") from error
+            cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            raise InfrastructureError(f"{type(self._engine).__name__} failed with {cause}") from error
 
 
 class ScriptedPolicy:
-    """An `Actor` as a policy. With a codec its text is also encoded, so that it can serve as a demonstration.
+    """A policy whose texts come from an `Actor`. With a codec they are also encoded, to serve as demonstrations.
 
-    A script is deterministic given its stream, so the log-prob of each of its tokens is 0.
+    A script is deterministic given its seed, so the log-prob of each of its tokens is 0.
     """
 
     def __init__(self, actor: Actor, codec: Codec | None = None) -> None:
-        self._actor, self._codec = actor, codec
+        self._actor = actor
+        self._codec = codec
         self._finished: list[tuple[TurnKey, Generation]] = []
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
@@ -138,30 +146,34 @@ class ScriptedPolicy:
             text = self._actor.act(observation, np.random.default_rng(request.seed))
             generation = Generation(text)
             if self._codec is not None:
-                ids = self._codec.encode_own(text)
+                ids = self._codec.encode_scripted(text)
                 block = self._codec.encode(observation.block, observation.boundary)
                 generation = Generation(text, prompt_ids=block, token_ids=ids, behavior_logprobs=(0.0,) * len(ids))
             self._finished.append((request.key, generation))
 
     def poll(self) -> list[tuple[TurnKey, Generation]]:
-        finished, self._finished = self._finished, []
+        finished = self._finished
+        self._finished = []
         return finished
 
 
 class RolePolicy:
-    """Another policy per role: a learned root over scripted clones, or the other way round."""
+    """A policy with one policy for each role, such as a learned root over scripted clones."""
 
     def __init__(self, by_role: Mapping[Role, Policy]) -> None:
         missing = [role for role in Role if role not in by_role]
         if missing:
-            raise ConfigError(f"no policy for role {missing[0]}; give one for each of {', '.join(Role)}")
+            raise ConfigError(f"no policy for role {missing[0]}; expected a policy for each of {', '.join(Role)}")
         self._by_role = by_role
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         for role, policy in self._by_role.items():
-            chosen = [request for request in requests if request.observation.role is role]
-            if chosen:
-                policy.submit(chosen)
+            requests_of_role = [request for request in requests if request.observation.role is role]
+            if requests_of_role:
+                policy.submit(requests_of_role)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
-        return [done for policy in self._by_role.values() for done in policy.poll()]
+        finished: list[tuple[TurnKey, Generation | InfrastructureError]] = []
+        for policy in self._by_role.values():
+            finished += policy.poll()
+        return finished

@@ -1,11 +1,11 @@
-"""Plays counterfactual replays through the ordinary rollout, batched with each other and with whatever else is played.
+"""Play counterfactual replays with the ordinary rollout, where they can be batched with other episodes.
 
     played = play_replays(records, [Replay.of("e7", {clone: Intervention.DEFAULT})], policy, rules)
     played[replay].record, played[replay].generated_tokens
 
-A turn that a replay keeps costs nothing: its recorded generation stands, with its ids and log-probs. By nested accounts
-a kept turn has the same prompt, grant and stream as in the episode (`counterfactual.restore` checks it), so reusing it
-is exact. Everything else is sampled anew from the replay's own streams; recorded later actions never are.
+A turn that a replay reuses costs nothing: it has its recorded generation, with ids and log-probs. Nested accounts give
+such a turn the same prompt, grant and seed as in the episode (`counterfactual.restore` checks this), so the reuse is
+exact. All other turns are sampled with the replay's own seeds; later recorded actions are never reused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from selfcest_agents.policy import Policy
-from selfcest_agents.rollout import Generations, all_of, collect_failures, rollout
+from selfcest_agents.rollout import Generations, collect_failures, raise_failures, rollout
 from selfcest_env.counterfactual import check_replay, replay_seed, restore, start_replay
 from selfcest_env.errors import CreditError, did_you_mean
 from selfcest_env.kernel import Kernel
@@ -29,13 +29,13 @@ Past = Callable[[Replay, EpisodeRecord, Rules], tuple[Kernel, Generations]]
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """A replay, ready to be played by `rollout`, here or wherever it is sent to.
+    """A replay to be played by `rollout`, in this process or another one.
 
     Attributes:
-        replay: which.
+        replay: interventions, and the number of the sample.
         record: the factual episode.
-        past: how the replay begins, and the recorded generations of the turns that it keeps; stays behind when the
-            request is pickled, because requests of one call share what it has worked out.
+        past: computes the game at the start of the replay, and the generations of the reused turns; `None` for the
+            default. Requests of one call share it and its cache, so it is not pickled.
     """
 
     replay: Replay
@@ -48,12 +48,13 @@ class ReplayRequest:
 
     @property
     def seed(self) -> int:
-        """The episode's."""
+        """Seed of the factual episode."""
         return self.record.seed
 
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
-        kernel, kept = (self.past or _past)(self.replay, self.record, rules)
-        return kernel.fork(), kept
+        compute_past = self.past or _compute_past
+        kernel, reused = compute_past(self.replay, self.record, rules)
+        return kernel.fork(), reused
 
     def turn_seed(self, agent_id: AgentId, turn: int) -> int:
         return replay_seed(self.replay, self.seed, agent_id, turn)
@@ -64,12 +65,12 @@ class ReplayRequest:
 
 @dataclass(frozen=True)
 class PlayedReplay:
-    """A replay that has been played, and its price.
+    """The record of a replay, and its price without the reused turns.
 
     Attributes:
-        record: the counterfactual episode, unscored; its id is `str(replay)`, its seed the factual one.
-        generated_tokens: tokens sampled for it; kept turns have been paid for.
-        prompt_tokens: tokens that the environment wrote before the turns played anew.
+        record: the counterfactual episode, not scored. Its id is `str(replay)`, its seed is that of the episode.
+        generated_tokens: number of tokens that were sampled.
+        prompt_tokens: number of tokens that the environment wrote before the sampled turns.
     """
 
     record: EpisodeRecord
@@ -78,43 +79,47 @@ class PlayedReplay:
 
 
 def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay], rules: Rules) -> list[ReplayRequest]:
-    """Requests for `rollout`, one per different replay, in the order of their first mention.
+    """Return a request for each distinct replay, in the order of their first occurrence.
 
     Args:
-        factual: finished episodes, among them all that are named.
-        replays: what to play.
-        rules: those that the episodes were played by; the limits are each episode's own.
+        factual: finished episodes, including all that the replays name.
+        replays: replays to play. Duplicates are left out.
+        rules: rules of the episodes. Their limits are replaced by those of each episode.
 
     Raises:
-        CreditError: a replay of an unknown episode or agent, or of two agents of whom one descends from the other;
-            two episodes of one name.
-        RecordError: another protocol, prompt variant or token counter than the episode's.
+        CreditError: a replay names an unknown episode or agent, or two agents of which one descends from the other; or
+            two episodes have the same id.
+        RecordError: the rules have another protocol, prompt variant or token counter than the episode.
     """
-    records = {}
+    records: dict[str, EpisodeRecord] = {}
     for record in factual:
         if record.episode_id in records:
             raise CreditError(
-                f"two episodes are named {record.episode_id!r}; a replay could not tell which one it means"
+                f"found two episodes with the id {record.episode_id!r}; expected unique ids, by which replays name them"
             )
         records[record.episode_id] = record
-    wanted = list(dict.fromkeys(replays))
-    for replay in wanted:
+    distinct_replays = list(dict.fromkeys(replays))
+    kernel_by_episode: dict[str, Kernel] = {}
+    for replay in distinct_replays:
         if replay.episode_id not in records:
             raise CreditError(
                 f"replay {replay}: episode {replay.episode_id!r} is not among the {len(records)} that were played."
                 + did_you_mean(replay.episode_id, records)
             )
         check_replay(replay, records[replay.episode_id])
-    kernels = {name: _restore(records[name], rules) for name in dict.fromkeys(replay.episode_id for replay in wanted)}
+    for replay in distinct_replays:
+        if replay.episode_id not in kernel_by_episode:
+            kernel_by_episode[replay.episode_id] = _restore(records[replay.episode_id], rules)
 
     @cache
-    def of_question(question: Replay) -> tuple[Kernel, Generations]:
-        return _past_of(question, records[question.episode_id], kernels[question.episode_id])
+    def past_of_first_sample(replay: Replay) -> tuple[Kernel, Generations]:
+        return _start_from(kernel_by_episode[replay.episode_id], replay, records[replay.episode_id])
 
     def past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
-        return of_question(replace(replay, sample=0))  # samples of one question begin alike
+        # All samples of the same interventions start with the same game.
+        return past_of_first_sample(replace(replay, sample=0))
 
-    return [ReplayRequest(replay, records[replay.episode_id], past) for replay in wanted]
+    return [ReplayRequest(replay, records[replay.episode_id], past) for replay in distinct_replays]
 
 
 def play_replays(
@@ -125,35 +130,41 @@ def play_replays(
     *,
     max_concurrent: int = 512,
 ) -> dict[Replay, PlayedReplay]:
-    """Play every replay to its end, one that is asked twice once.
+    """Play all distinct replays to their end.
 
-    Arguments and errors as `replay_requests`, and `UnplayedError` as `rollout`.
+    The arguments and errors are those of `replay_requests` and `rollout`.
     """
     requests = replay_requests(factual, replays, rules)
     records, unplayed = collect_failures(partial(rollout, requests, policy, rules, max_concurrent=max_concurrent))
-    found = {record.episode_id: record for record in records}
-    return all_of(
-        {r.replay: played(r, found[r.episode_id], rules) for r in requests if r.episode_id in found}, unplayed
-    )
+    record_by_id = {record.episode_id: record for record in records}
+    played: dict[Replay, PlayedReplay] = {}
+    for request in requests:
+        if request.episode_id in record_by_id:
+            played[request.replay] = price_replay(request, record_by_id[request.episode_id], rules)
+    return raise_failures(played, unplayed)
 
 
-def played(request: ReplayRequest, record: EpisodeRecord, rules: Rules) -> PlayedReplay:
-    """What `rollout` made of a request, with its price."""
-    _, kept = request.begin(rules)
-    new = [turn.facts for key, turn in record.turns() if (key.agent_id, key.turn) not in kept]
-    return PlayedReplay(record, sum(facts.generated_tokens for facts in new), sum(facts.prompt_tokens for facts in new))
+def price_replay(request: ReplayRequest, record: EpisodeRecord, rules: Rules) -> PlayedReplay:
+    """Return the record that `rollout` made of a request together with its price."""
+    _, reused = request.begin(rules)
+    sampled = [turn.facts for key, turn in record.turns() if (key.agent_id, key.turn) not in reused]
+    generated_tokens = sum(facts.generated_tokens for facts in sampled)
+    prompt_tokens = sum(facts.prompt_tokens for facts in sampled)
+    return PlayedReplay(record, generated_tokens, prompt_tokens)
 
 
-def _past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
-    return _past_of(replay, record, _restore(record, rules))
+def _compute_past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
+    return _start_from(_restore(record, rules), replay, record)
 
 
 def _restore(record: EpisodeRecord, rules: Rules) -> Kernel:
-    return restore(record, rules.with_limits(record.limits))  # an episode may have had limits of its own
+    return restore(record, rules.with_limits(record.limits))  # a request may have had its own limits
 
 
-def _past_of(replay: Replay, record: EpisodeRecord, factual: Kernel) -> tuple[Kernel, Generations]:
-    """How a replay begins, and the recorded generations that it keeps."""
+def _start_from(factual: Kernel, replay: Replay, record: EpisodeRecord) -> tuple[Kernel, Generations]:
+    """Return the game at the start of a replay, and the recorded generations of the reused turns."""
     kernel = start_replay(replay, factual)
-    places = [(step.agent_id, step.turn) for step in kernel.log]
-    return kernel, {(agent, turn): record.by_id[agent].turns[turn].generation for agent, turn in places}
+    generations = {
+        (entry.agent_id, entry.turn): record.by_id[entry.agent_id].turns[entry.turn].generation for entry in kernel.log
+    }
+    return kernel, generations

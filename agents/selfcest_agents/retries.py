@@ -1,7 +1,7 @@
-"""Retries after infrastructure failures: what failed is played again with the same seeds, else dropped and counted.
+"""Retries after infrastructure failures. Failed episodes are retried with the same seeds, or else dropped and counted.
 
-Training retries whole groups of episodes and single replays, evaluation retries single episodes. Both use `Retries`
-for the further tries and `drop_failed` for what has failed in all of them.
+Training retries groups of episodes and single replays, evaluation retries single episodes. Both use `Retries` for the
+retries, and `drop_failed` for groups or instances that failed in all attempts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
-from selfcest_agents.rollout import FailedEpisode, UnplayedError, all_of, collect_failures
+from selfcest_agents.rollout import FailedEpisode, UnplayedError, collect_failures, raise_failures
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.stored import stored_as
 
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RetryOptions:
-    """How often a failure is retried, and how many failures a step or a cell may have.
+    """Limits of retries and failures in a step of training or a cell of an evaluation.
 
     Attributes:
-        max_retries: further tries of what an infrastructure failure has hit.
-        max_failed_fraction: share that may fail in all tries; above it the run stops.
+        max_retries: number of attempts after the first one.
+        max_failed_fraction: fraction that may fail in all attempts. The run stops above it.
     """
 
     max_retries: int
@@ -37,13 +37,13 @@ class RetryOptions:
 @stored_as(dropped_groups="dropped_groups", failures="failures", tokens="tokens", cause="cause")
 @dataclass(frozen=True)
 class FailureStats:
-    """What infrastructure failures took from a step.
+    """Counts of the infrastructure failures in a step.
 
     Attributes:
-        dropped_groups: groups that could not be played, or replayed for their credit, in any try.
-        failures: episodes and replays that could not be played or judged, over all tries.
-        tokens: tokens sampled in tries that were given up; they are paid for, and nothing is learned from them.
-        cause: the last failure.
+        dropped_groups: groups that could not be played, or replayed for their credit, in any attempt.
+        failures: episodes and replays that could not be played or judged, over all attempts.
+        tokens: tokens sampled in failed attempts. They count as compute, but are not trained on.
+        cause: message of the last failure.
     """
 
     dropped_groups: int = 0
@@ -53,7 +53,7 @@ class FailureStats:
 
     @classmethod
     def of(cls, failed: Sequence[FailedEpisode]) -> FailureStats:
-        """The failures of one try."""
+        """Count the failures of one attempt."""
         tokens = sum(failure.generated_tokens for failure in failed)
         return cls(0, len(failed), tokens, str(failed[-1].cause) if failed else "")
 
@@ -66,12 +66,12 @@ class FailureStats:
         )
 
     def check(self, step: int, planned: int, options: RetryOptions) -> None:
-        """Raise `InfrastructureError` if too large a share of a step's planned groups was dropped, or all were."""
+        """Raise `InfrastructureError` if all planned groups were dropped, or more than the allowed fraction."""
         if self.dropped_groups > options.max_failed_fraction * planned or 0 < self.dropped_groups == planned:
             raise InfrastructureError(
                 f"step {step}: {self.dropped_groups} of {planned} groups were lost to infrastructure failures, and "
-                f"rl.max_failed_fraction is {options.max_failed_fraction:g}; the last: {self.cause}. Look at that "
-                "server or machine, then go on with --resume"
+                f"rl.max_failed_fraction is {options.max_failed_fraction:g}; last error: {self.cause}; check that "
+                "server or machine, then continue with --resume"
             )
 
     def metrics(self) -> dict[str, float]:
@@ -83,13 +83,13 @@ class FailureStats:
 
 
 @dataclass(frozen=True)
-class Try(Generic[Key, Result]):
-    """The outcome of one try.
+class Attempt(Generic[Key, Result]):
+    """Results and failures of one attempt.
 
     Attributes:
-        results: what was played, by key.
-        failed: the episodes that were not.
-        discarded_tokens: sampled for episodes that were played and belong to no result.
+        results: results by key.
+        failed: episodes that failed.
+        discarded_tokens: tokens sampled for episodes that were played and belong to no result.
     """
 
     results: Mapping[Key, Result]
@@ -99,27 +99,27 @@ class Try(Generic[Key, Result]):
 
 @dataclass
 class Retries(Generic[Key, Result]):
-    """Plays what it is asked for in several tries, and nothing that has been played again.
+    """Results of all attempts so far. A key with a result is not played again.
 
     Attributes:
-        max_retries: tries after the first one.
-        results: everything that has been played, by key.
-        stats: the failures so far.
+        max_retries: number of attempts after the first one.
+        results: results by key.
+        stats: counts of the failures so far.
     """
 
     max_retries: int
     results: dict[Key, Result] = field(default_factory=dict)
     stats: FailureStats = FailureStats()
 
-    def play(self, keys: Sequence[Key], play: Callable[[list[Key]], Try[Key, Result]]) -> dict[Key, Result]:
-        """The results of these keys, in their order.
+    def play(self, keys: Sequence[Key], play: Callable[[list[Key]], Attempt[Key, Result]]) -> dict[Key, Result]:
+        """Return the results of these keys, in their order.
 
         Args:
-            keys: what is wanted; what is known already is not played again.
-            play: makes one try of the keys that are missing.
+            keys: keys of the results.
+            play: makes one attempt to play the keys that have no result yet.
 
         Raises:
-            UnplayedError: some failed in all tries; it holds the results of the others.
+            UnplayedError: some keys failed in all attempts. It holds the results of the others.
         """
         failed: Sequence[FailedEpisode] = ()
         for _ in range(1 + self.max_retries):
@@ -130,33 +130,38 @@ class Retries(Generic[Key, Result]):
             failed = attempt.failed
             self.results.update(attempt.results)
             self.stats += FailureStats.of(failed) + FailureStats(tokens=attempt.discarded_tokens)
-        return all_of({key: self.results[key] for key in keys if key in self.results}, failed)
+        return raise_failures({key: self.results[key] for key in keys if key in self.results}, failed)
 
 
 def drop_failed(
     units: Sequence[Unit], call: Callable[[list[Unit]], T], owns: Callable[[Unit, str], bool]
 ) -> tuple[T, list[Unit], list[tuple[Unit, FailedEpisode]]]:
-    """Call with all units, and again without those that failed, until no unit fails.
+    """Call with all units, and again without the failed units, until no unit fails.
 
     Args:
-        units: the parts of a call that can be left out, as groups or instances.
-        call: raises `UnplayedError` if something cannot be played.
-        owns: whether an episode, by its id, belongs to a unit.
+        units: parts of a call that can be left out, such as groups or instances.
+        call: raises `UnplayedError` if an episode cannot be played.
+        owns: whether an episode, given by its id, belongs to a unit.
 
     Returns:
-        What the call returned at last, the units of that call, and the others with their last failures.
+        The value of the last call, the units of that call, and the dropped units with their last failures.
 
     Raises:
-        UnplayedError: an episode failed that belongs to no unit.
+        UnplayedError: the only failed episodes belong to no unit.
     """
-    left, dropped = list(units), list[tuple[Unit, FailedEpisode]]()
+    remaining = list(units)
+    dropped: list[tuple[Unit, FailedEpisode]] = []
     while True:
-        returned, failed = collect_failures(partial(call, left))
+        returned, failed = collect_failures(partial(call, remaining))
         if not failed:
-            return returned, left, dropped
-        last_failures = [[failure for failure in failed if owns(unit, failure.episode_id)][-1:] for unit in left]
-        if not any(last_failures):
+            return returned, remaining, dropped
+        playable: list[Unit] = []
+        for unit in remaining:
+            failures = [failure for failure in failed if owns(unit, failure.episode_id)]
+            if failures:
+                dropped.append((unit, failures[-1]))
+            else:
+                playable.append(unit)
+        if len(playable) == len(remaining):
             raise UnplayedError.of(returned, failed)
-        pairs = list(zip(left, last_failures, strict=True))
-        dropped += [(unit, failure) for unit, failures in pairs for failure in failures]
-        left = [unit for unit, failures in pairs if not failures]
+        remaining = playable

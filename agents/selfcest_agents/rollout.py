@@ -1,7 +1,7 @@
-"""Requests and a policy to records: the only place where game and policy meet.
+"""The rollout plays requests with a policy and returns records. The game and the policy meet only here.
 
-There is no barrier between episodes: when a call has joined, its parent goes on at once, and nobody waits for the
-slowest episode. What is submitted depends on the requests and on what the policy answered, never on the clock.
+Episodes do not wait for each other: a parent continues as soon as its call has joined. The submitted requests depend on
+the episodes and on the policy's answers, never on the clock.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from selfcest_env.views import observe
 
 T = TypeVar("T")
 
-MAX_IDLE_POLLS = 1_000_000  # a policy that answers nothing for so long is taken for broken
-
+MAX_IDLE_POLLS = 1_000_000  # polls without an answer after which the rollout raises
 
 Generations = Mapping[tuple[AgentId, int], Generation]
 
 
 @dataclass(frozen=True)
 class FailedEpisode:
-    """An episode that could not be played to its end, or judged, for a fault that was nobody's answer.
+    """An episode that could not be played to its end, or not be judged, because of an infrastructure failure.
 
     Attributes:
-        cause: the first such fault.
-        generated_tokens: what was sampled for it all the same.
+        episode_id: id of the episode or of the replay.
+        cause: first failure of the episode.
+        generated_tokens: number of tokens that were sampled for the episode.
     """
 
     episode_id: str
@@ -44,11 +44,11 @@ class FailedEpisode:
 
 
 class UnplayedError(InfrastructureError):
-    """Some of what was to be played was not. Whatever else was asked for with it has been played to its end.
+    """Some episodes of a call failed. All other episodes of the call have been played to their end.
 
     Attributes:
-        played: what the call would have returned, less what was not played.
-        unplayed: what was not.
+        played: the value that the call would have returned, without the failed episodes.
+        unplayed: the failed episodes.
     """
 
     played: Any
@@ -58,14 +58,17 @@ class UnplayedError(InfrastructureError):
     def of(cls, played: Any, unplayed: Sequence[FailedEpisode]) -> UnplayedError:
         first = unplayed[0]
         error = cls(f"episodes not played: {len(unplayed)}, the first is {first.episode_id}: {first.cause}")
-        error.played, error.unplayed = played, tuple(unplayed)
+        error.played = played
+        error.unplayed = tuple(unplayed)
         return error
 
 
 class Request(Protocol):
-    """An episode to play: a `RolloutRequest` from its start, a `replay.ReplayRequest` from another past.
+    """An episode to play: a `RolloutRequest` from its start, or a `replay.ReplayRequest` from a given past.
 
-    `episode_id` is unique within a rollout; `seed` keys all randomness.
+    Attributes:
+        episode_id: id that is unique within a rollout.
+        seed: key of all randomness of the episode.
     """
 
     @property
@@ -75,22 +78,28 @@ class Request(Protocol):
     def seed(self) -> int: ...
 
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
-        """The game to play on, and the generations of the turns that have been played in it."""
+        """Return the game to continue, and the generations of its turns so far."""
         ...
 
     def turn_seed(self, agent_id: AgentId, turn: int) -> int:
-        """The random stream of a turn still to be played."""
+        """Return the seed of a turn that is still to be played."""
         ...
 
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """A whole episode, under limits of its own where they differ from those of the rules it is played by.
+    """A complete episode to play.
 
-    `prompt_variant` is what it says around their protocol. A replay of such an episode needs rules with that
-    prompt variant; others are refused.
+    Attributes:
+        episode_id: id that is unique within a rollout.
+        task: task of the root.
+        seed: key of all randomness of the episode.
+        limits: limits of this episode; `None` for those of the rules.
+        prompt_variant: change of the protocol's prompts; `None` for the prompts as they are. A replay of the episode
+            needs rules with the same prompt variant.
 
-    Raises `ConfigError` for an id of the form that names a replay, as `e7/root.0=default/sample0` does.
+    Raises:
+        ConfigError: the id has the form of a replay's id, as `e7/root.0=default/sample0`.
     """
 
     episode_id: str
@@ -102,8 +111,8 @@ class RolloutRequest:
     def __post_init__(self) -> None:
         if replayed_episode(self.episode_id) is not None:
             raise ConfigError(
-                f"episode_id is {self.episode_id!r}, which names a replay; expected one that does not end in "
-                "AGENT=KIND/sampleN"
+                f"episode_id is {self.episode_id!r}, which has the form of a replay's id; expected an id that does not "
+                "end in AGENT=KIND/sampleN"
             )
 
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
@@ -116,7 +125,12 @@ class RolloutRequest:
 
 @dataclass
 class _Episode:
-    """An episode in play."""
+    """State of an episode during the rollout.
+
+    Attributes:
+        in_flight: agents whose turn was submitted to the policy and is not answered.
+        failure: first infrastructure failure. After it no further turns are submitted.
+    """
 
     request: Request
     kernel: Kernel
@@ -126,45 +140,55 @@ class _Episode:
     failure: InfrastructureError | None = None
 
     @property
-    def over(self) -> bool:
-        """Nothing of it is under way: who plays on, or plays it again under its name, gets no answer of its past."""
+    def has_ended(self) -> bool:
+        """Whether the game has ended, or has failed and has no turn in flight.
+
+        A retry uses the same turn keys. It must not receive a late answer to a turn of the failed attempt.
+        """
         return self.kernel.done if self.failure is None else not self.in_flight
 
-    def asks(self) -> list[PolicyRequest]:
-        """Requests for the agents that may act and have not been asked."""
-        asked: list[PolicyRequest] = []
-        for agent_id in self.kernel.ready() if self.failure is None else ():
+    def open_turns(self) -> list[PolicyRequest]:
+        """Return requests for all agents that can act and are not in flight, and mark these as in flight."""
+        requests: list[PolicyRequest] = []
+        if self.failure is not None:
+            return requests
+        for agent_id in self.kernel.ready():
             if agent_id in self.in_flight:
                 continue
             observation = observe(self.kernel, agent_id)
             key = TurnKey(self.request.episode_id, agent_id, observation.turn)
             history = tuple(self.generations[agent_id, turn] for turn in range(observation.turn))
             seed = self.request.turn_seed(agent_id, observation.turn)
-            asked.append(PolicyRequest(key, observation, history, seed))
+            requests.append(PolicyRequest(key, observation, history, seed))
             self.in_flight.add(agent_id)
-        return asked
+        return requests
 
     def apply(self, key: TurnKey, generation: Generation | InfrastructureError) -> None:
-        """Play what the policy answered. The price of an encoded block must be the price the ledger charged."""
-        kernel, agent_id = self.kernel, key.agent_id
+        """Play a turn by the policy's answer, or note that it failed.
+
+        Raises:
+            PolicyError: the policy's prompt has another number of tokens than the ledger charged for it.
+        """
+        agent_id = key.agent_id
         self.in_flight.discard(agent_id)
         if isinstance(generation, InfrastructureError):
             self.failure = self.failure or generation
             return
-        turn = kernel.agents[agent_id].turn
+        turn = self.kernel.agents[agent_id].turn
         if generation.prompt_ids and turn is not None and len(generation.prompt_ids) != turn.prompt_tokens:
             raise PolicyError(
                 f"{key}: the policy encoded its prompt as {len(generation.prompt_ids)} tokens, the ledger charged "
                 f"{turn.prompt_tokens}; the rules' token counter must be the policy's own codec"
             )
-        reported = len(generation.token_ids) or generation.charged_tokens
-        used = kernel.rules.counter.count_text(generation.text) if reported is None else reported
-        self.generated_tokens += used
+        generated_tokens = len(generation.token_ids) or generation.charged_tokens
+        if generated_tokens is None:
+            generated_tokens = self.kernel.rules.counter.count_text(generation.text)
+        self.generated_tokens += generated_tokens
         if self.failure is None:
             self.generations[agent_id, key.turn] = generation
-            kernel.play(agent_id, generation.text, Usage(used, generation.finish_reason))
+            self.kernel.play(agent_id, generation.text, Usage(generated_tokens, generation.finish_reason))
 
-    def found(self) -> EpisodeRecord | FailedEpisode:
+    def result(self) -> EpisodeRecord | FailedEpisode:
         request = self.request
         if self.failure is not None:
             return FailedEpisode(request.episode_id, self.failure, self.generated_tokens)
@@ -178,73 +202,79 @@ def rollout(
     *,
     max_concurrent: int = 512,
 ) -> list[EpisodeRecord]:
-    """Play every request to its end.
+    """Play all requests to their end.
 
     Args:
-        requests: the episodes; whole ones and replays may be mixed.
-        policy: who decides; one decision per turn.
-        rules: limits, protocol and the policy's own token counter.
-        max_concurrent: episodes in play at once; a finished one makes room for the next.
+        requests: episodes to play. Complete episodes and replays can be mixed.
+        policy: policy that generates every turn.
+        rules: limits, protocol and token counter. The counter must be the policy's own codec.
+        max_concurrent: maximum number of episodes that are played at the same time.
 
     Returns:
         Records in the order of the requests.
 
     Raises:
-        PolicyError: the policy answered something it was not asked, or stopped answering.
-        UnplayedError: an infrastructure failure ended some; raised when all others have been played.
+        PolicyError: the policy answered a turn that was not submitted, or gave no more answers.
+        UnplayedError: an infrastructure failure ended some episodes. It is raised after all others have been played.
     """
     if len({request.episode_id for request in requests}) != len(requests):
-        raise PolicyError("episode ids of one rollout must be unique")
+        raise PolicyError("found an episode id twice in one rollout; episode ids must be unique")
     waiting = list(reversed(requests))
     playing: dict[str, _Episode] = {}
-    found: dict[str, EpisodeRecord | FailedEpisode] = {}
+    result_by_id: dict[str, EpisodeRecord | FailedEpisode] = {}
     idle_polls = 0
     while waiting or playing:
-        asks: list[PolicyRequest] = []
+        opened: list[PolicyRequest] = []
         while waiting and len(playing) < max_concurrent:
             request = waiting.pop()
             kernel, generations = request.begin(rules)
-            playing[request.episode_id] = _Episode(request, kernel, dict(generations))
-            asks += playing[request.episode_id].asks()
-        answers = _advance(policy, asks, playing)
-        idle_polls = 0 if answers or asks else idle_polls + 1
+            episode = _Episode(request, kernel, dict(generations))
+            playing[request.episode_id] = episode
+            opened += episode.open_turns()
+        num_answers = _advance(policy, opened, playing)
+        idle_polls = 0 if num_answers or opened else idle_polls + 1
         if idle_polls > MAX_IDLE_POLLS:
-            raise PolicyError(f"the policy gave no answer in {MAX_IDLE_POLLS} polls while {len(playing)} episodes wait")
-        for episode_id in [name for name, episode in playing.items() if episode.over]:
-            found[episode_id] = playing.pop(episode_id).found()
-    ended = [found[request.episode_id] for request in requests]
-    records = [one for one in ended if isinstance(one, EpisodeRecord)]
-    return all_of(records, [one for one in ended if isinstance(one, FailedEpisode)])
+            raise PolicyError(
+                f"the policy gave no answer in {MAX_IDLE_POLLS} polls while {len(playing)} episodes waited"
+            )
+        for episode_id, episode in list(playing.items()):
+            if episode.has_ended:
+                result_by_id[episode_id] = episode.result()
+                del playing[episode_id]
+    results = [result_by_id[request.episode_id] for request in requests]
+    records = [result for result in results if isinstance(result, EpisodeRecord)]
+    failed = [result for result in results if isinstance(result, FailedEpisode)]
+    return raise_failures(records, failed)
 
 
-def all_of(played: T, unplayed: Sequence[FailedEpisode]) -> T:
-    """What was played. Raises `UnplayedError` if something was not."""
+def raise_failures(played: T, unplayed: Sequence[FailedEpisode]) -> T:
+    """Return the results of a call, or raise `UnplayedError` with them if some episodes failed."""
     if unplayed:
         raise UnplayedError.of(played, unplayed)
     return played
 
 
 def collect_failures(play: Callable[[], T]) -> tuple[T, tuple[FailedEpisode, ...]]:
-    """What a call returned, or would have returned, and what it could not play."""
+    """Return the results of a call and its failed episodes: the opposite of `raise_failures`."""
     try:
         return play(), ()
     except UnplayedError as error:
         return error.played, error.unplayed
 
 
-def _advance(policy: Policy, asks: Sequence[PolicyRequest], playing: dict[str, _Episode]) -> int:
-    """Submit, poll once, play the answers, and ask at once for the turns they opened; returns how many came."""
-    if asks:
-        policy.submit(asks)
+def _advance(policy: Policy, requests: Sequence[PolicyRequest], playing: dict[str, _Episode]) -> int:
+    """Submit requests, poll once, play the answers, and submit the turns they open; return the number of answers."""
+    if requests:
+        policy.submit(requests)
     answers = policy.poll()
     opened: list[PolicyRequest] = []
-    # In the order of keys, so that the next submission does not depend on the order in which answers arrived.
+    # Sorted by key, so that the next submission does not depend on the order in which answers arrived.
     for key, generation in sorted(answers, key=lambda answer: answer[0]):
         episode = playing.get(key.episode_id)
         if episode is None or key.agent_id not in episode.in_flight:
             raise PolicyError(f"the policy answered {key}, which is not in flight")
         episode.apply(key, generation)
-        opened += episode.asks()
+        opened += episode.open_turns()
     if opened:
         policy.submit(opened)
     return len(answers)

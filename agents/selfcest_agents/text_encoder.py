@@ -49,7 +49,7 @@ class TextEncoder:
         """Ids of text that this project or a template wrote: every added token counts as one."""
         return tuple(self._trusted.encode(text, add_special_tokens=False).ids)
 
-    def encode_own(self, text: str) -> tuple[int, ...]:
+    def encode_scripted(self, text: str) -> tuple[int, ...]:
         """Ids of text written in a model's stead: `<tool_call>` may be one id, the special tokens are plain text."""
         return tuple(self._own.encode(text, add_special_tokens=False).ids)
 

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
-from selfcest_agents.player import ModelPlayer, Wrapper
+from selfcest_agents.player import ModelPlayer, PolicyWrapper
 from selfcest_agents.rollout import RolloutRequest
 from selfcest_cli.report import report_page
 from selfcest_cli.trace import write_page
@@ -103,7 +103,7 @@ def play(
     *names: str,
     temperature: float = 0.0,
     seed: int = 0,
-    wrap: Wrapper | None = None,
+    wrap: PolicyWrapper | None = None,
     **limits: int | None,
 ) -> list[EpisodeRecord]:
     """An episode of each name, with seeds from `seed` on; `limits` in the place of those of the variant."""

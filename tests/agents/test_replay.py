@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.policy import EnginePolicy, Policy, PolicyRequest, RolePolicy, SamplingConfig, ScriptedPolicy
-from selfcest_agents.replay import PlayedReplay, play_replays, played, replay_requests
+from selfcest_agents.replay import PlayedReplay, play_replays, price_replay, replay_requests
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import RandomActor
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny
@@ -205,7 +205,7 @@ def test_a_replay_is_what_it_is_in_any_company() -> None:
     requests = replay_requests(records, replays, RULES)
     mixed = rollout([*ordinary, *requests], scripted(), RULES)
     assert mixed[:2] == rollout(ordinary, scripted(), RULES)
-    assert {r.replay: played(r, record, RULES) for r, record in zip(requests, mixed[2:], strict=True)} == alone
+    assert {r.replay: price_replay(r, record, RULES) for r, record in zip(requests, mixed[2:], strict=True)} == alone
 
 
 def test_a_replay_asked_twice_is_played_once_and_requests_may_be_played_again() -> None:
@@ -423,6 +423,6 @@ def test_replays_of_what_was_not_played() -> None:
     other = Rules(LIMITS, TerseProtocol(), WordCounter())
     with pytest.raises(RecordError, match="episode e0 cannot be restored"):
         play_replays(records, [Replay.of("e0", {A: DEFAULT})], scripted(), other)
-    with pytest.raises(CreditError, match="two episodes are named 'e0'"):
+    with pytest.raises(CreditError, match="found two episodes with the id 'e0'"):
         play_replays([*records, records[0]], [], scripted(), RULES)
     assert play_replays(records, [], scripted(), RULES) == {}

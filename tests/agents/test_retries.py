@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from selfcest_agents.retries import FailureStats, Retries, Try, drop_failed
-from selfcest_agents.rollout import FailedEpisode, UnplayedError, all_of, collect_failures
+from selfcest_agents.retries import Attempt, FailureStats, Retries, drop_failed
+from selfcest_agents.rollout import FailedEpisode, UnplayedError, collect_failures, raise_failures
 from selfcest_env.errors import InfrastructureError
 
 
@@ -18,12 +18,14 @@ class Flaky:
     def __init__(self, fails: Mapping[str, int]) -> None:
         self.fails, self.asked = Counter(fails), list[list[str]]()
 
-    def __call__(self, names: Sequence[str]) -> Try[str, int]:
+    def __call__(self, names: Sequence[str]) -> Attempt[str, int]:
         self.asked.append(list(names))
         failed = [name for name in names if self.fails[name] > 0]
         self.fails.subtract(failed)
         failures = [FailedEpisode(name, InfrastructureError(f"{name} is down"), 10) for name in failed]
-        return Try({name: len(name) for name in names if name not in failed}, failures, discarded_tokens=len(failed))
+        return Attempt(
+            {name: len(name) for name in names if name not in failed}, failures, discarded_tokens=len(failed)
+        )
 
 
 def test_only_what_failed_is_played_again() -> None:
@@ -60,7 +62,7 @@ def test_units_that_fail_are_left_out_until_the_rest_is_whole() -> None:
     def call(units: Sequence[str]) -> list[str]:
         calls.append(tuple(units))
         failures = [FailedEpisode(name, InfrastructureError(name), 0) for name in lost[tuple(units)]]
-        return all_of([unit.upper() for unit in units], failures)
+        return raise_failures([unit.upper() for unit in units], failures)
 
     played, left, dropped = drop_failed("abcd", call, lambda unit, episode: episode[0] == unit)
     assert (played, left) == (["A", "C"], ["a", "c"])
@@ -70,7 +72,7 @@ def test_units_that_fail_are_left_out_until_the_rest_is_whole() -> None:
 
 def test_a_failure_of_no_unit_is_raised() -> None:
     def call(units: Sequence[str]) -> list[str]:
-        return all_of(list(units), [FailedEpisode("x.0", InfrastructureError("down"), 0)])
+        return raise_failures(list(units), [FailedEpisode("x.0", InfrastructureError("down"), 0)])
 
     with pytest.raises(UnplayedError, match="the first is x.0: down"):
         drop_failed("ab", call, lambda unit, episode: episode[0] == unit)

@@ -178,7 +178,7 @@ def test_each_context_is_the_sampled_ids_and_the_new_block() -> None:
         "root.2": [("<clone>1+1<doc>B45<asst>", "<ans>~~<end>")],
     }
     codec = TwoFaced(TOKENIZER)
-    assert codec.encode_own(codec.decode(ids_of("~"))) != ids_of("~")
+    assert codec.encode_scripted(codec.decode(ids_of("~"))) != ids_of("~")
     engine = FakeEngine({agent: [sampled for _, sampled in pairs] for agent, pairs in turns.items()})
     policy = EnginePolicy(engine, codec, SamplingConfig(1.0))
     (record,) = rollout(requests(1), policy, Rules(LIMITS, TerseProtocol(), codec))
@@ -249,6 +249,6 @@ def test_sampling_and_roles_are_checked() -> None:
 
 
 def test_an_episode_is_not_named_as_a_replay_is() -> None:
-    with pytest.raises(ConfigError, match="'e7/root.0=default/sample0', which names a replay"):
+    with pytest.raises(ConfigError, match="'e7/root.0=default/sample0', which has the form of a replay's id"):
         RolloutRequest("e7/root.0=default/sample0", TASK, 0)
     assert RolloutRequest("study/lr=0.1", TASK, 0).episode_id == "study/lr=0.1"

@@ -49,7 +49,7 @@ def test_its_own_template_is_extended_id_for_id(smollm2: ChatModel) -> None:
     ids = list(ask(codec, "What is 2+2?"))
     for said, came in (("<tool_call>{}</tool_call>", "clone 1: 4"), ("Answer: 4", "Error")):
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": came}]
-        ids += codec.encode_own(said)
+        ids += codec.encode_scripted(said)
         ids += codec.encode((Message(MessageRole.TOOL, (Part(came),)),), Boundary.AFTER_STOP)
     tokenizer = AutoTokenizer.from_pretrained(smollm2_path())
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -61,7 +61,7 @@ def terse(prompt_variant: PromptVariant | None, limits: Limits = LIMITS, task: T
 
 
 def say(kernel: Kernel, text: str) -> None:
-    kernel.play(kernel.ready()[0], text, Usage(len(CODEC.encode_own(text))))
+    kernel.play(kernel.ready()[0], text, Usage(len(CODEC.encode_scripted(text))))
 
 
 def content(protocol: PromptFormat, brief: Brief) -> str:

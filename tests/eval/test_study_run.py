@@ -1182,7 +1182,7 @@ def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: 
     data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "eval_sets": [{"family": "choice", "size": "any"}]}
     (curves,) = curves_of(read_results(run(data) / "results.jsonl"))
     resampler = curves.resampler(crossed=False, resamples=2000, confidence=0.95)
-    prompts = [len(CODEC.encode_own(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
+    prompts = [len(CODEC.encode_scripted(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
     # together: <call>+<sep>+</call>; <clone>+<asst> and 10 tokens, twice; <tool>a1b1<asst>; 10 tokens
     used = {"alone": (40, 40, 40), "together": (5 + 2 * (3 + 10) + 6 + 10, 5 + 2 * 10 + 10, 5 + 10 + 10)}
     for strategy, right in (("alone", 0.5), ("together", 0.8)):

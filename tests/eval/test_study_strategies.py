@@ -213,7 +213,7 @@ def test_spawn_join_starts_threads_on_the_whole_task_and_then_the_policy_joins()
     first, last = record.root.turns
     assert first.facts.outcome is Outcome.DELEGATED
     assert last.generation.text == "+++++<ans>1<end>", "the policy would delegate, and has no clones left"
-    assert first.facts.generated_tokens == len(CODEC.encode_own(first.generation.text))
+    assert first.facts.generated_tokens == len(CODEC.encode_scripted(first.generation.text))
 
 
 def test_map_reduce_gives_every_document_to_a_clone() -> None:

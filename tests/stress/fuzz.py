@@ -472,7 +472,7 @@ def _play_chat(family: str, drawn: tuple[Boundary, list[str], str, list[str]]) -
     for role in plain_roles:
         assert text.lower().count(role.lower()) == known.lower().count(role.lower()), f"another {role!r} in {text!r}"
     assert plain_roles or "".join(user) in text, f"{text!r} is not what was said"
-    turn = codec.encode_own(own)
+    turn = codec.encode_scripted(own)
     assert chat.roles(turn, chat.calls | {i for i in chat.special if chat.backend.id_to_token(i) in PLAIN_ADDED}) == [
         turn[-1]
     ], "special tokens in an agent's own text"

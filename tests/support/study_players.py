@@ -61,11 +61,11 @@ class Counting:
 @dataclass(frozen=True)
 class ScriptedPlayer(LocalPlayer):
     actor: Actor
-    rules_of: Callable[[Limits], Rules]
+    make_rules: Callable[[Limits], Rules]
     codec: TerseCodec | None = CODEC
 
     def rules(self, limits: Limits) -> Rules:
-        return self.rules_of(limits)
+        return self.make_rules(limits)
 
     def policy(self, temperature: float) -> Policy:
         return Counting(ScriptedPolicy(self.actor, self.codec))

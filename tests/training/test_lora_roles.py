@@ -65,7 +65,7 @@ def test_each_role_is_played_trained_written_and_read_with_its_own(warm: Job, tm
     assert not torch.equal(clones, roots)
 
     policy = ModelPolicy(str(job.folder / "model"), spec.model, spec.sampler)
-    read, there = policy.load(0), job.player.unjudged()
+    read, there = policy.load(0), job.player.without_reward()
     assert isinstance(read.sampler, SamplerByRole)
     for role, expected in ((Role.ROOT, roots), (Role.CLONE, clones)):
         engine = read.sampler.by_role[role].engine

@@ -175,12 +175,12 @@ def test_a_part_is_played_again_with_the_weights_of_its_step(
         given = list(merged_weights(language.load(seed)))
         pool.sampler.push(given, version)
         here.sampler.push(given, version)
-        played[version] = pool.unjudged().play(requests, 1.0)
+        played[version] = pool.without_reward().play(requests, 1.0)
         assert_same_tokens(played[version], here.play(requests, 1.0))
     assert played[1] != played[2]
     for i in range(2):
         with killed(monkeypatch, i, lambda _: True):
-            again = pool.unjudged().play(requests, 1.0)
+            again = pool.without_reward().play(requests, 1.0)
         assert again == played[2], "bit for bit, and with their version"
         assert {turn.generation.policy_version for record in again for _, turn in record.turns()} == {2}
         pool.sampler.facts[i] = ray.get(pool.sampler._actors[i].start.remote())

@@ -96,7 +96,7 @@ class LogitTable:
             return
         next_ids: dict[Ids, set[int]] = {}
         for text in menu:
-            ids = self.codec.encode_own(text)
+            ids = self.codec.encode_scripted(text)
             for position, token in enumerate(ids):
                 next_ids.setdefault((*context, *ids[:position]), set()).add(token)
         for prefix, tokens in next_ids.items():

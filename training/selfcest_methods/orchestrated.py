@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from selfcest_agents.player import Wrapper
+from selfcest_agents.player import PolicyWrapper
 from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord
@@ -94,7 +94,7 @@ class OrchestratedStrategy(Strategy):
                 "once; raise limits.max_clones, or lower the options of the strategy"
             )
 
-    def wrapper(self, context: PlayContext) -> Wrapper:
+    def wrapper(self, context: PlayContext) -> PolicyWrapper:
         script = OrchestratorScript(self, context.protocol)
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=context.limits.turn_tokens)
 

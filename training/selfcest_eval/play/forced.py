@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from selfcest_agents.codec import Codec
-from selfcest_agents.player import Wrapper
+from selfcest_agents.player import PolicyWrapper
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.protocol import PromptFormat
@@ -61,7 +61,7 @@ class ForcedDecision:
                     f"{request.key}: the task's expert could not {able} on {seen.brief.text!r}, so that choice cannot "
                     "be forced; change the limits, or leave the family out of this strategy's families"
                 )
-            ids[delegate] = self._codec.encode_own(self._protocol.render(proposal.action, proposal.thought))
+            ids[delegate] = self._codec.encode_scripted(self._protocol.render(proposal.action, proposal.thought))
         shared = next(i for i, (a, b) in enumerate(zip(ids[True], ids[False], strict=False)) if a != b)
         return ids[self._delegate][: shared + 1]
 
@@ -85,7 +85,7 @@ class _Forced(Strategy):
     def styles(self) -> tuple[Style, ...]:
         return (Style.DELEGATE if self.delegates else Style.READ,)
 
-    def wrapper(self, context: PlayContext) -> Wrapper:
+    def wrapper(self, context: PlayContext) -> PolicyWrapper:
         return partial(ForcedDecision, source=expert_of(context), protocol=context.protocol, delegate=self.delegates)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from selfcest_agents.codec import Codec
-from selfcest_agents.player import Wrapper
+from selfcest_agents.player import PolicyWrapper
 from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OracleActor
 from selfcest_env.errors import ConfigError, InfrastructureError
@@ -111,7 +111,7 @@ class ForkJoin(Strategy):
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, 1)
 
-    def wrapper(self, context: PlayContext) -> Wrapper:
+    def wrapper(self, context: PlayContext) -> PolicyWrapper:
         script = OneCall(self, context.protocol)
         return partial(ScriptedRoot, script=script, turns=1, turn_tokens=context.limits.turn_tokens)
 
@@ -174,7 +174,7 @@ class OracleDecomposition(Strategy):
     def styles(self) -> tuple[Style, ...]:
         return (Style.DELEGATE,)
 
-    def wrapper(self, context: PlayContext) -> Wrapper:
+    def wrapper(self, context: PlayContext) -> PolicyWrapper:
         script = OracleActor(expert_of(context), context.protocol)
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=context.limits.turn_tokens)
 

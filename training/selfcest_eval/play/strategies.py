@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from selfcest_agents.player import Player, Wrapper
+from selfcest_agents.player import Player, PolicyWrapper
 from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import ConfigError, check_integer
 from selfcest_env.graders import Grade
@@ -111,7 +111,7 @@ class Strategy:
         """
         return ()
 
-    def wrapper(self, context: PlayContext) -> Wrapper | None:
+    def wrapper(self, context: PlayContext) -> PolicyWrapper | None:
         """What stands around the player's policy; `None`: nothing."""
         return None
 

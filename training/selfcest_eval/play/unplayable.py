@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from selfcest_agents.player import Player, Wrapper
+from selfcest_agents.player import Player, PolicyWrapper
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.retries import Retries, Try
-from selfcest_agents.rollout import RolloutRequest, all_of, collect_failures
+from selfcest_agents.retries import Attempt, Retries
+from selfcest_agents.rollout import RolloutRequest, collect_failures, raise_failures
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_eval.play.costs import at_most
@@ -37,18 +37,18 @@ class RetryingPlayer(Player):
         requests: Sequence[RolloutRequest],
         temperature: float,
         weights: Mapping[str, float] | None = None,
-        wrap: Wrapper | None = None,
+        wrap: PolicyWrapper | None = None,
     ) -> list[EpisodeRecord]:
         request_of = {(request.episode_id, temperature): request for request in requests}
 
-        def one_try(missing: list[tuple[str, float]]) -> Try[tuple[str, float], EpisodeRecord]:
+        def one_try(missing: list[tuple[str, float]]) -> Attempt[tuple[str, float], EpisodeRecord]:
             of_missing = [request_of[key] for key in missing]
             records, failed = collect_failures(partial(self._player.play, of_missing, temperature, weights, wrap))
-            return Try({(record.episode_id, temperature): record for record in records}, failed)
+            return Attempt({(record.episode_id, temperature): record for record in records}, failed)
 
         keys = [(request.episode_id, temperature) for request in requests]
         results, failed = collect_failures(partial(self._retries.play, keys, one_try))
-        return all_of([results[key] for key in keys if key in results], failed)
+        return raise_failures([results[key] for key in keys if key in results], failed)
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float

@@ -24,9 +24,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import merged_weights
-from selfcest_agents.player import ModelPlayer, Player, Wrapper
+from selfcest_agents.player import ModelPlayer, Player, PolicyWrapper
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.rollout import FailedEpisode, RolloutRequest, all_of, collect_failures
+from selfcest_agents.rollout import FailedEpisode, RolloutRequest, collect_failures, raise_failures
 from selfcest_agents.samplers import make_sampler
 from selfcest_agents.server_counts import add_to_tallies, tally_requests
 from selfcest_env.errors import InfrastructureError, PolicyError
@@ -97,7 +97,7 @@ class RolloutWorker:
         requests: Sequence[RolloutRequest],
         temperature: float,
         reward_weights: Mapping[str, float] | None,
-        wrap: Wrapper | None,
+        wrap: PolicyWrapper | None,
     ) -> TimedResult:
         """Play requests; the result holds records and the episodes that failed."""
         player = self._player_with(weights, judged)
@@ -291,7 +291,7 @@ class RolloutPool(Player):
     sampler: RolloutWorkers
     judged: bool = True
 
-    def unjudged(self) -> RolloutPool:
+    def without_reward(self) -> RolloutPool:
         return replace(self, judged=False)
 
     def play(
@@ -299,7 +299,7 @@ class RolloutPool(Player):
         requests: Sequence[RolloutRequest],
         temperature: float,
         weights: Mapping[str, float] | None = None,
-        wrap: Wrapper | None = None,
+        wrap: PolicyWrapper | None = None,
     ) -> list[EpisodeRecord]:
         if len({request.episode_id for request in requests}) != len(requests):
             raise PolicyError("episode ids of one rollout must be unique")
@@ -309,7 +309,7 @@ class RolloutPool(Player):
         for part_records, part_failed in self.sampler.call("play", parts, self.judged):
             records += part_records
             failed += part_failed
-        return all_of(records, failed)
+        return raise_failures(records, failed)
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
@@ -325,7 +325,7 @@ class RolloutPool(Player):
         for part_played, part_failed in self.sampler.call("play_replays", parts, self.judged):
             played.update(part_played)
             failed += part_failed
-        return all_of(played, failed)
+        return raise_failures(played, failed)
 
     def close(self) -> None:
         self.sampler.close()

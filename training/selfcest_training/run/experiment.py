@@ -362,7 +362,7 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator
                 raise StoppedError("stopped in an evaluation")
 
         # A study judges by itself.
-        evaluator.evaluate(config, job_id.variant, job_id.seed, stage, job.player.unjudged(), on_played)
+        evaluator.evaluate(config, job_id.variant, job_id.seed, stage, job.player.without_reward(), on_played)
 
     with ranks or nullcontext(), closing(job):
         job.run(partial(evaluate, EvaluationStage.BEFORE), only_warm_start)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.retries import FailureStats, Retries, Try, drop_failed
+from selfcest_agents.retries import Attempt, FailureStats, Retries, drop_failed
 from selfcest_agents.rollout import collect_failures
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, root_episode
@@ -27,8 +27,8 @@ def replay_groups(
     """
     retries = Retries[Replay, PlayedReplay](max_retries)
 
-    def one_try(episodes: Sequence[EpisodeRecord], missing: list[Replay]) -> Try[Replay, PlayedReplay]:
-        return Try(*collect_failures(partial(play, episodes, missing)))
+    def one_try(episodes: Sequence[EpisodeRecord], missing: list[Replay]) -> Attempt[Replay, PlayedReplay]:
+        return Attempt(*collect_failures(partial(play, episodes, missing)))
 
     def play_missing(episodes: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
         return retries.play(list(dict.fromkeys(replays)), partial(one_try, episodes))

@@ -9,7 +9,7 @@ from typing import Any
 
 from selfcest_agents.player import Player
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.retries import FailureStats, Retries, Try
+from selfcest_agents.retries import Attempt, FailureStats, Retries
 from selfcest_agents.rollout import RolloutRequest, collect_failures
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
@@ -58,7 +58,7 @@ def play_groups(
             requests[number].append(RolloutRequest(f"s{step}.g{number}.e{k}", plan.task, episode_seed, plan.limits))
         num_episodes += plan.num_rollouts
 
-    def play_missing(missing: list[int]) -> Try[int, EpisodeGroup]:
+    def play_missing(missing: list[int]) -> Attempt[int, EpisodeGroup]:
         missing_requests = [request for number in missing for request in requests[number]]
         records, failures = collect_failures(partial(player.play, missing_requests, temperature, weights))
         record_by_id = {record.episode_id: record for record in records}
@@ -69,7 +69,7 @@ def play_groups(
                 groups[number] = EpisodeGroup(planned[number - len(after)].task, episodes)
         # Records that are left belong to groups that are played again, so their tokens are lost.
         lost_tokens = sum(record.cost.generated_tokens for record in record_by_id.values())
-        return Try(groups, failures, lost_tokens)
+        return Attempt(groups, failures, lost_tokens)
 
     retries = Retries[int, EpisodeGroup](max_retries)
     groups, _ = collect_failures(partial(retries.play, list(requests), play_missing))

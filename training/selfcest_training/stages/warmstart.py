@@ -176,7 +176,7 @@ class WarmStart:
         self.learner.sync(self.player.sampler, 0)
         requests = probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
         # Accuracy needs the grader only, so no judge is asked.
-        records = self.player.unjudged().play(list(chain.from_iterable(requests.values())), 0.0)
+        records = self.player.without_reward().play(list(chain.from_iterable(requests.values())), 0.0)
         accuracy = {}
         for family, family_records in by_family(requests, records).items():
             num_correct = sum(self.reward.grade(record).correct for record in family_records)
