@@ -22,18 +22,18 @@ from selfcest_env.errors import ConfigError, RewardError, TrainingError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
 from selfcest_env.types import ROOT, Limits, Outcome, Task
-from selfcest_methods.active import Active, Doubts, consistency
-from selfcest_methods.buckets import Tally, draw
+from selfcest_methods.active import Active, ConsistencySums, compute_consistency
+from selfcest_methods.buckets import SuccessSums, draw_from_menu
 from selfcest_methods.clpo import Clpo
 from selfcest_methods.curriculum import Curriculum
 from selfcest_methods.dots import Dots
 from selfcest_methods.downsampled import Downsampled
 from selfcest_methods.eva import Eva, ReturnSpread
-from selfcest_methods.knapsack import Knapsack, best_choice, value
+from selfcest_methods.knapsack import Knapsack, compute_values, solve_knapsack
 from selfcest_methods.mopps import Mopps
 from selfcest_methods.reinforce_ada import ReinforceAda
 from selfcest_methods.scaler import Knob, Scaler
-from selfcest_methods.state_zero import StateZero, TaskValue, cell_of
+from selfcest_methods.state_zero import StateZero, TaskFeatures, TaskValue, get_task_features
 from selfcest_methods.v0 import V0
 from selfcest_training.credit import Credit, CreditAssigner, Rloo, make_assigner
 from selfcest_training.families import Bucket
@@ -148,29 +148,29 @@ def test_tallies_by_hand() -> None:
     remembers.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG], tokens=20)])
     remembers.observe(0, [played("a", [RIGHT] * 4, tokens=40), played("a", [RIGHT], size=2)])
     remembers.observe(1, [played("a", [WRONG] * 2)])
-    small, large = (remembers.tallies.by_bucket[Bucket("a", size)] for size in (1, 2))
-    assert small == Tally(0.5 * 8 + 2, 0.5 * 5, 0.5 * (80 + 160) + 20)
-    assert (small.rate, small.tokens_each) == (2.5 / 6, 140 / 6)
-    assert large == Tally(0.5, 0.5, 5.0)
+    small, large = (remembers.memory.sums_by_bucket[Bucket("a", size)] for size in (1, 2))
+    assert small == SuccessSums(0.5 * 8 + 2, 0.5 * 5, 0.5 * (80 + 160) + 20)
+    assert (small.success_rate, small.tokens_per_rollout) == (2.5 / 6, 140 / 6)
+    assert large == SuccessSums(0.5, 0.5, 5.0)
     spread.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG]), played("a", [RIGHT] * 4)])
     spread.observe(1, [played("a", [WRONG] * 2)])
     expected = ReturnSpread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)
-    assert spread.tallies.by_bucket == {Bucket("a", 1): expected}
+    assert spread.memory.sums_by_bucket == {Bucket("a", 1): expected}
     for one, again in ((remembers, Knapsack(decay=0.5)), (spread, Eva(decay=0.5))):
         again.load_state_dict(json.loads(json.dumps(one.state_dict())))
-        assert again.tallies == one.tallies
+        assert again.memory == one.memory
 
 
 def test_a_bucket_that_has_faded_out_is_forgotten() -> None:
     for sampler in (Knapsack(decay=0.0), Dots(decay=0.0), Eva(decay=0.0)):
         sampler.observe(0, [played("a", [RIGHT, WRONG])])
         sampler.observe(1, [played("b", [RIGHT, WRONG])])
-        assert [bucket.family for bucket, _ in sampler.seen()] == ["b"], "and nothing of the step before"
+        assert [bucket.family for bucket in sampler.memory.sums_by_bucket] == ["b"], "and nothing of the step before"
         assert len(proposed(sampler, menu(a=(1,), b=(1,)), 4)) == 4
     slow = Dots(decay=0.5)
     for step in range(12):
         slow.observe(step, [played("b" if step else "a", [RIGHT, WRONG])])
-    assert [bucket.family for bucket, _ in slow.seen()] == ["b"], "2 / 2048 rollouts of a"
+    assert [bucket.family for bucket in slow.memory.sums_by_bucket] == ["b"], "2 / 2048 rollouts of a"
 
 
 def test_eva_needs_no_success() -> None:
@@ -178,7 +178,7 @@ def test_eva_needs_no_success() -> None:
     episodes = tuple(replace(e, reward_terms={"score": e.reward_terms["correct"]}) for e in group.episodes)  # type: ignore[index]
     sampler = Eva()
     sampler.observe(0, [EpisodeGroup(group.task, episodes)])
-    assert sampler.tallies.by_bucket[Bucket("a", 1)].gap == 1
+    assert sampler.memory.sums_by_bucket[Bucket("a", 1)].gap == 1
     for name, options in (("eva", {"term": "correct"}), ("eva", {"tokens": "reads"}), ("dots", {"tokens": "reads"})):
         with pytest.raises(ConfigError, match=next(iter(options))):
             make_task_sampler(PlugIn(name, options), "rl.task_sampler")
@@ -190,7 +190,7 @@ def test_success_is_a_term_that_the_reward_has() -> None:
 
 
 def test_two_families_of_one_source_are_two_buckets() -> None:
-    tasks = [draw(menu(own=(3,), other=(3,)), np.random.default_rng(i)) for i in range(20)]
+    tasks = [draw_from_menu(menu(own=(3,), other=(3,)), np.random.default_rng(i)) for i in range(20)]
     assert {Bucket.of(task) for task in tasks} == {Bucket("own", 3), Bucket("other", 3)}
 
 
@@ -202,8 +202,8 @@ def test_the_knapsack_is_that_of_brute_force() -> None:
     for _ in range(40):
         rates, tokens = rng.uniform(0.02, 0.98, size=3), rng.integers(1, 9, size=3).astype(float)
         counts, budget = np.arange(2, 7), int(tokens.sum() * rng.integers(2, 7))
-        values = value(rates, counts)
-        chosen = best_choice(values, counts, tokens, budget, resolution=10**6)
+        values = compute_values(rates, counts)
+        chosen = solve_knapsack(values, counts, tokens, budget, resolution=10**6)
         assert counts[chosen] @ tokens <= budget
         choices = [c for c in itertools.product(range(5), repeat=3) if counts[list(c)] @ tokens <= budget]
         best = max(sum(values[i, k] for i, k in enumerate(choice)) for choice in choices)
@@ -213,8 +213,8 @@ def test_the_knapsack_is_that_of_brute_force() -> None:
 def test_a_coarse_table_is_never_over_budget_and_close() -> None:
     rng = np.random.default_rng(1)
     rates, tokens, counts = rng.uniform(0.05, 0.95, size=12), rng.uniform(200, 900, size=12), np.arange(2, 33)
-    values, budget = value(rates, counts), 8 * tokens.sum()
-    found = [best_choice(values, counts, tokens, budget, resolution) for resolution in (512, 20_000)]
+    values, budget = compute_values(rates, counts), 8 * tokens.sum()
+    found = [solve_knapsack(values, counts, tokens, budget, resolution) for resolution in (512, 20_000)]
     coarse, fine = (values[range(12), chosen].sum() for chosen in found)
     assert all(counts[chosen] @ tokens <= budget for chosen in found)
     assert 0.995 * fine < coarse <= fine + 1e-12
@@ -223,17 +223,17 @@ def test_a_coarse_table_is_never_over_budget_and_close() -> None:
 
 
 def test_value_by_hand() -> None:
-    assert value(np.array([0.5]), np.array([2, 3])).tolist() == [[0.5 * 0.125, 0.75 * 0.125]]
+    assert compute_values(np.array([0.5]), np.array([2, 3])).tolist() == [[0.5 * 0.125, 0.75 * 0.125]]
 
 
 def test_the_paper_s_rates_of_zero_and_one() -> None:
     knapsack, same = Knapsack(max_rollouts=20), np.full(4, 10.0)
-    assert knapsack.sizes(np.array([1.0, 1.0, np.nan, np.nan]), same, 8) == [8, 8, 8, 8], "uniform"
-    assert knapsack.sizes(np.array([0.0, 0.0, 1.0, np.nan]), same, 8) == [11, 11, 2, 8], "what is left"
+    assert knapsack.allocate(np.array([1.0, 1.0, np.nan, np.nan]), same, 8) == [8, 8, 8, 8], "uniform"
+    assert knapsack.allocate(np.array([0.0, 0.0, 1.0, np.nan]), same, 8) == [11, 11, 2, 8], "what is left"
     # log(1 - 0.9) / log(0.5) is 3.3: four rollouts have both outcomes often enough, the others go to rate 0
-    assert knapsack.sizes(np.array([0.5, 0.5, 0.0, 1.0]), same, 8) == [4, 4, 20, 2]
-    assert knapsack.sizes(np.array([0.5, 0.5, 1.0, 1.0]), same, 8) == [14, 14, 2, 2]
-    assert knapsack.sizes(np.full(4, np.nan), same, 8) == [8] * 4
+    assert knapsack.allocate(np.array([0.5, 0.5, 0.0, 1.0]), same, 8) == [4, 4, 20, 2]
+    assert knapsack.allocate(np.array([0.5, 0.5, 1.0, 1.0]), same, 8) == [14, 14, 2, 2]
+    assert knapsack.allocate(np.full(4, np.nan), same, 8) == [8] * 4
 
 
 def proposed(sampler: Any, menu: TaskMenu, count: int, step: int = 1) -> list[PlannedGroup]:
@@ -258,7 +258,7 @@ def test_rollouts_go_to_the_undecided_and_to_the_cheap() -> None:
 
 
 def test_a_knapsack_of_a_group_size_that_it_cannot_hand_out() -> None:
-    with pytest.raises(ConfigError, match="min_rollouts is 9 .* and rl.group_size is 8"):
+    with pytest.raises(ConfigError, match="rl.group_size is 8; expected a number from min_rollouts = 9 to"):
         checks.check_menu(Knapsack(min_rollouts=9), menu(a=(1,)))
     with pytest.raises(ConfigError, match=r"rl.task_sampler.options.min_rollouts is 9, above max_rollouts = 4"):
         make_task_sampler(PlugIn("knapsack", {"min_rollouts": 9, "max_rollouts": 4}), "rl.task_sampler")
@@ -388,44 +388,51 @@ def test_stopping_early_biases_the_baseline_exactly_so_much() -> None:
 
 def test_a_task_s_value_follows_size_by_family_and_forgets() -> None:
     value_of = TaskValue(decay=0.5, ridge=1e-3, link="logit")
-    assert math.isnan(value_of(("a", 1.0, 0, 0)))
-    rates = {("a", 1.0, 0, 0): 0.9, ("a", 3.0, 0, 0): 0.5, ("a", 7.0, 0, 0): 0.1, ("b", 1.0, 0, 0): 0.2}
+    assert math.isnan(value_of(TaskFeatures("a", 1.0, 0, 0)))
+    rates = {
+        TaskFeatures("a", 1.0, 0, 0): 0.9,
+        TaskFeatures("a", 3.0, 0, 0): 0.5,
+        TaskFeatures("a", 7.0, 0, 0): 0.1,
+        TaskFeatures("b", 1.0, 0, 0): 0.2,
+    }
     found = [(cell, float(k < 10 * rate)) for cell, rate in rates.items() for k in range(10)]
     value_of.fit(found)
     assert {cell: value_of(cell) for cell in rates} == pytest.approx(rates, abs=0.02)
-    assert 0.1 < value_of(("a", 5.0, 0, 0)) < 0.5, "a size that was never seen"
+    assert 0.1 < value_of(TaskFeatures("a", 5.0, 0, 0)) < 0.5, "a size that was never seen"
     again = TaskValue(decay=0.5, ridge=1e-3, link="logit")
     again.load_state_dict(json.loads(json.dumps(value_of.state_dict())))
-    assert again(("a", 5.0, 0, 0)) == value_of(("a", 5.0, 0, 0))
+    assert again(TaskFeatures("a", 5.0, 0, 0)) == value_of(TaskFeatures("a", 5.0, 0, 0))
     for _ in range(6):
-        value_of.fit([(("b", 1.0, 0, 0), 1.0)] * 10)
-    assert value_of(("b", 1.0, 0, 0)) > 0.95
+        value_of.fit([(TaskFeatures("b", 1.0, 0, 0), 1.0)] * 10)
+    assert value_of(TaskFeatures("b", 1.0, 0, 0)) > 0.95
     for _ in range(20):
-        value_of.fit([(("b", 1.0, 0, 0), 1.0)])
-    assert list(value_of.cells) == [("b", 1.0, 0, 0)]
+        value_of.fit([(TaskFeatures("b", 1.0, 0, 0), 1.0)])
+    assert list(value_of.sums) == [TaskFeatures("b", 1.0, 0, 0)]
 
 
 def test_a_family_that_was_not_seen_is_worth_the_mean_of_those_that_were() -> None:
     """And not what a regression says of size 0, which here would be 0.5 + 0.3 log 31 / log 10 and more."""
     value_of = TaskValue(decay=1.0, ridge=0.1, link="identity")
     for family, shift in (("a", 0.0), ("b", 0.1)):
-        value_of.fit([((family, size, 0, 100), 0.8 + shift - 0.6 * k) for k, size in enumerate((20.0, 200.0))] * 20)
-    assert value_of(("c", 20.0, 0, 100)) == pytest.approx(0.55, abs=0.02)
-    assert value_of(("c", 500.0, 0, 100)) == pytest.approx(0.55, abs=0.02)
+        value_of.fit(
+            [(TaskFeatures(family, size, 0, 100), 0.8 + shift - 0.6 * k) for k, size in enumerate((20.0, 200.0))] * 20
+        )
+    assert value_of(TaskFeatures("c", 20.0, 0, 100)) == pytest.approx(0.55, abs=0.02)
+    assert value_of(TaskFeatures("c", 500.0, 0, 100)) == pytest.approx(0.55, abs=0.02)
 
 
 def test_without_a_budget_is_not_the_tightest_budget() -> None:
     value_of = TaskValue(decay=1.0, ridge=1e-3, link="identity")
     rates: dict[int | None, float] = {100: 0.1, 1000: 0.5, None: 0.9}
-    value_of.fit([(("a", 1.0, 0, budget), rate) for budget, rate in rates.items()] * 50)
-    assert {budget: value_of(("a", 1.0, 0, budget)) for budget in rates} == pytest.approx(rates, abs=0.01)
-    assert cell_of(PLANS[0].task, Limits(total_tokens=None))[-1] is None
+    value_of.fit([(TaskFeatures("a", 1.0, 0, budget), rate) for budget, rate in rates.items()] * 50)
+    assert {budget: value_of(TaskFeatures("a", 1.0, 0, budget)) for budget in rates} == pytest.approx(rates, abs=0.01)
+    assert get_task_features(PLANS[0].task, Limits(total_tokens=None))[-1] is None
 
 
 def test_all_right_and_all_wrong_cells_have_a_solution() -> None:
     value_of = TaskValue(decay=1.0, ridge=0.1, link="logit")
-    value_of.fit([(("a", 1.0, 0, 100), 1.0)] * 500 + [(("a", 8.0, 4, 100), 0.0)] * 500)
-    assert value_of(("a", 1.0, 0, 100)) > 0.98 > 0.02 > value_of(("a", 8.0, 4, 100))
+    value_of.fit([(TaskFeatures("a", 1.0, 0, 100), 1.0)] * 500 + [(TaskFeatures("a", 8.0, 4, 100), 0.0)] * 500)
+    assert value_of(TaskFeatures("a", 1.0, 0, 100)) > 0.98 > 0.02 > value_of(TaskFeatures("a", 8.0, 4, 100))
 
 
 def test_state_zero_by_hand() -> None:
@@ -446,11 +453,11 @@ def test_v0_allocates_by_what_it_predicts_of_sizes_never_seen() -> None:
     sampler.observe(0, [played("a", [RIGHT] * 16, size=1), played("a", [RIGHT] * 8 + [WRONG] * 8, size=7)])
     plans = proposed(sampler, menu(a=(1, 3, 7)), 12)
     tasks = [plan.task for plan in plans]
-    rates = sampler.rates(tasks, menu())
+    rates = sampler.predict_rates(tasks, menu())
     found = {task.metadata["size"]: rate for task, rate in zip(tasks, rates, strict=True)}
     assert found[1] > 0.95 > found[3] > 0.6 > found[7] == pytest.approx(0.5, abs=0.02)
-    assert [plan.num_rollouts for plan in plans] == sampler.sizes(rates, np.full(12, 10.0), 8)
-    assert np.isnan(V0().rates(tasks, menu())).all()
+    assert [plan.num_rollouts for plan in plans] == sampler.allocate(rates, np.full(12, 10.0), 8)
+    assert np.isnan(V0().predict_rates(tasks, menu())).all()
     again = V0()
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
     assert proposed(again, menu(a=(1, 3, 7)), 12) == plans
@@ -467,22 +474,22 @@ def shares(plans: Sequence[PlannedGroup], fact: str) -> dict[Any, float]:
 def test_dots_draws_what_is_half_right_and_carries_it_over_to_neighbours() -> None:
     dots = Dots(prior=1e-6)
     dots.observe(0, [played("a", [RIGHT] * 8, size=1), played("a", [RIGHT, WRONG] * 4, size=15)])
-    assert dots.rate(Bucket("a", 1)) == pytest.approx(1, abs=1e-3)
-    assert 0.5 < dots.rate(Bucket("a", 15)) < 0.501
+    assert dots.estimate_rate(Bucket("a", 1)) == pytest.approx(1, abs=1e-3)
+    assert 0.5 < dots.estimate_rate(Bucket("a", 15)) < 0.501
     # log 2, log 8 and log 16: two thirds of the way, at a width of 0.3
     near, far = math.exp(-math.log(2) / 0.3), math.exp(-math.log(4) / 0.3)
-    assert dots.rate(Bucket("a", 7)) == pytest.approx((8 * far + 4 * near) / (8 * far + 8 * near), abs=1e-6)
-    assert dots.rate(Bucket("b", 1)) == 0.5, "unknown, so it is tried"
+    assert dots.estimate_rate(Bucket("a", 7)) == pytest.approx((8 * far + 4 * near) / (8 * far + 8 * near), abs=1e-6)
+    assert dots.estimate_rate(Bucket("b", 1)) == 0.5, "unknown, so it is tried"
     found = shares(proposed(dots, menu(a=(1, 15)), 64), "size")
     assert found[15] > 0.9, "of a pool of half and half"
     alone = Dots(pool=1, prior=1e-6)
     alone.load_state_dict(dots.state_dict())
-    assert alone.rate(Bucket("a", 15)) == dots.rate(Bucket("a", 15))
+    assert alone.estimate_rate(Bucket("a", 15)) == dots.estimate_rate(Bucket("a", 15))
     assert shares(proposed(alone, menu(a=(1, 15)), 64), "size")[15] < 0.7, "no choice"
     for across, rate in ((1.0, 1.0), (0.0, 0.5)):
         other = Dots(across=across, prior=1e-6)
         other.observe(0, [played("a", [RIGHT] * 8)])
-        assert other.rate(Bucket("b", 1)) == pytest.approx(rate, abs=1e-6)
+        assert other.estimate_rate(Bucket("b", 1)) == pytest.approx(rate, abs=1e-6)
 
 
 def test_eva_draws_what_differs() -> None:
@@ -492,7 +499,7 @@ def test_eva_draws_what_differs() -> None:
     for info, (rare, even) in worth.items():
         sampler = Eva(info=info, floor=0.001)  # type: ignore[arg-type]
         sampler.observe(0, groups)
-        weights = [sampler.weigher()(Bucket(family, 1)) for family in ("same", "rare", "even", "new")]
+        weights = [sampler.get_weight_function()(Bucket(family, 1)) for family in ("same", "rare", "even", "new")]
         assert weights == pytest.approx([0.001 + of for of in (0.0, rare, even, max(rare, even))])
         assert shares(proposed(sampler, sources, 96), "family").get("same", 0.0) < 0.05
     fresh = shares(proposed(Eva(), sources, 96), "family")
@@ -501,14 +508,14 @@ def test_eva_draws_what_differs() -> None:
 
 def test_mopps_believes_what_it_has_counted_and_forgets() -> None:
     mopps = Mopps()
-    assert mopps.belief(Bucket("a", 1)) == (1, 1), "anything"
+    assert mopps.get_posterior(Bucket("a", 1)) == (1, 1), "anything"
     mopps.observe(0, [played("a", [RIGHT] * 6 + [WRONG] * 2)])
-    assert mopps.belief(Bucket("a", 1)) == (7, 3)
+    assert mopps.get_posterior(Bucket("a", 1)) == (7, 3)
     mopps.observe(1, [played("a", [WRONG] * 4)])
-    assert mopps.belief(Bucket("a", 1)) == (1 + 3, 1 + 1 + 4), "the step before counts half"
+    assert mopps.get_posterior(Bucket("a", 1)) == (1 + 3, 1 + 1 + 4), "the step before counts half"
     again = Mopps()
     again.load_state_dict(json.loads(json.dumps(mopps.state_dict())))
-    assert again.belief(Bucket("a", 1)) == (4, 6)
+    assert again.get_posterior(Bucket("a", 1)) == (4, 6)
     assert proposed(again, menu(a=(1, 2)), 6) == proposed(mopps, menu(a=(1, 2)), 6)
 
 
@@ -566,12 +573,12 @@ def doubting(group: EpisodeGroup, doubts: Sequence[float]) -> EpisodeGroup:
 
 def test_consistency_is_minus_the_point_biserial_correlation_times_the_spread_of_doubt() -> None:
     right, doubts = [True, False, False, True, False], [0.2, 0.9, 0.4, 0.5, 1.1]
-    found = consistency(list(zip(right, doubts, strict=True)))
+    found = compute_consistency(right, doubts)
     assert found == pytest.approx(-np.corrcoef(right, doubts)[0, 1] * np.std(doubts))
     # advantages 1 and -1: -(0.1 - 0.5) / 2
-    assert consistency([(True, 0.1), (False, 0.5)]) == pytest.approx(0.2)
-    assert consistency([(True, 0.5), (False, 0.1)]) == pytest.approx(-0.2)
-    assert consistency([(True, 0.5), (True, 0.1)]) == consistency([]) == 0, "alike, or nothing"
+    assert compute_consistency([True, False], [0.1, 0.5]) == pytest.approx(0.2)
+    assert compute_consistency([True, False], [0.5, 0.1]) == pytest.approx(-0.2)
+    assert compute_consistency([True, True], [0.5, 0.1]) == compute_consistency([], []) == 0, "alike, or nothing"
 
 
 def test_active_draws_where_doubt_goes_with_errors() -> None:
@@ -583,19 +590,23 @@ def test_active_draws_where_doubt_goes_with_errors() -> None:
     ]
     sampler = Active(decay=0.5, floor=0.001)
     sampler.observe(0, groups)
-    assert sampler.tallies.by_bucket[Bucket("sound", 1)] == Doubts(2, 1, pytest.approx(0.2)), "of root and clone alike"
-    assert sampler.tallies.by_bucket[Bucket("proud", 1)].consistency == pytest.approx(-0.2)
-    weights = [sampler.weigher()(Bucket(family, 1)) for family in ("sound", "proud", "solved", "new")]
+    assert sampler.memory.sums_by_bucket[Bucket("sound", 1)] == ConsistencySums(2, 1, pytest.approx(0.2)), (
+        "of root and clone alike"
+    )
+    assert sampler.memory.sums_by_bucket[Bucket("proud", 1)].consistency == pytest.approx(-0.2)
+    weights = [sampler.get_weight_function()(Bucket(family, 1)) for family in ("sound", "proud", "solved", "new")]
     assert weights == pytest.approx([0.201, 0.001, 0.001, 0.201])
     found = shares(proposed(sampler, menu(sound=(1,), proud=(1,), solved=(1,)), 32), "family")
     assert found["sound"] > 0.9
     again = Active(decay=0.5, floor=0.001)
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
-    assert again.tallies == sampler.tallies
+    assert again.memory == sampler.memory
     one, other = groups[0].episodes
     silent = replace(one, agents=(replace(one.agents[0], turns=()),))
     sampler.observe(1, [EpisodeGroup(groups[0].task, (silent, other))])
-    assert sampler.tallies.by_bucket[Bucket("sound", 1)] == Doubts(3, 1.5, pytest.approx(0.1)), "one alone says nothing"
+    assert sampler.memory.sums_by_bucket[Bucket("sound", 1)] == ConsistencySums(3, 1.5, pytest.approx(0.1)), (
+        "one alone says nothing"
+    )
 
 
 # CLPO
@@ -784,7 +795,7 @@ def test_knobs_that_cannot_be_turned() -> None:
         Knob(("size",), 2, 8, start=9)
     with pytest.raises(ConfigError, match="knobs has the family 'aa', which rl.tasks does not draw from"):
         checks.check_menu(Scaler({"aa": Knob(("size",), 2, 8)}), menu(a=(1,)))
-    with pytest.raises(ConfigError, match="knobs.a changes options of a source, and these families are as they are"):
+    with pytest.raises(ConfigError, match="knobs.a changes options of a task source, and the sources of this menu"):
         checks.check_menu(Scaler({"a": Knob(("size",), 2, 8)}), menu(a=(1,)))
 
 
@@ -816,7 +827,7 @@ def test_a_budget_that_moves_leaves_the_limits_of_the_sampler_inside() -> None:
     sampler = Curriculum(start=6, end=2, steps=4, limit="max_turns", sampler=inside)
     found = [proposed(sampler, menu(a=(1,)), 1, step)[0].limits for step in (0, 4)]
     assert found == [Limits(total_tokens=300, max_turns=turns) for turns in (6, 2)]
-    with pytest.raises(ConfigError, match="'budgets', sets total_tokens, and this one would set it again"):
+    with pytest.raises(ConfigError, match="the inner sampler 'budgets' sets total_tokens, which this one sets too"):
         Curriculum(start=300, end=200, steps=4, sampler=inside)
 
 

@@ -651,10 +651,13 @@ AROUND_V0 = {**TOKENS, "limit": "max_turns", "sampler": {"name": "v0"}}
         ({"between": [20, 10]}, r"between is \[20, 10\]; expected the smaller number first"),
         ({"totals": [0]}, r"totals\[0\] is 0"),
         ({"totals": [10], "sampler": {"name": "mixtur"}}, "unknown task sampler 'mixtur'"),
-        ({"totals": [10], "sampler": {"name": "knapsack"}}, "'knapsack', hands out rollouts by success rates"),
-        ({"totals": [10], "sampler": {"name": "curriculum", "options": AROUND_V0}}, "'v0', hands out rollouts"),
-        ({"totals": [10], "sampler": {"name": "budgets", "options": {"totals": [9]}}}, "'budgets', sets total_tokens"),
-        ({"totals": [10], "sampler": {"name": "curriculum", "options": TOKENS}}, "'curriculum', sets total_tokens"),
+        ({"totals": [10], "sampler": {"name": "knapsack"}}, "inner sampler 'knapsack' allocates rollouts"),
+        (
+            {"totals": [10], "sampler": {"name": "curriculum", "options": AROUND_V0}},
+            "'v0' allocates rollouts",
+        ),
+        ({"totals": [10], "sampler": {"name": "budgets", "options": {"totals": [9]}}}, "'budgets' sets total_tokens"),
+        ({"totals": [10], "sampler": {"name": "curriculum", "options": TOKENS}}, "'curriculum' sets total_tokens"),
     ],
 )
 def test_budgets_that_cannot_be_right_are_refused(options: dict[str, Any], words: str) -> None:

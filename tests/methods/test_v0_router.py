@@ -77,12 +77,12 @@ def stored(folder: Path, *results: Result) -> str:
 
 def test_what_was_done_by_whom_is_predicted_of_other_tasks(history: str) -> None:
     router = V0Router(history=history, strategies=TWO, ridge=1e-6)
-    found = {(label, size): router.predicted(label, task(size), LIMITS) for label in TWO for size in (SMALL, LARGE)}
+    found = {(label, size): router.predict(label, task(size), LIMITS) for label in TWO for size in (SMALL, LARGE)}
     assert found["tree", LARGE] == (pytest.approx(0.9, abs=1e-3), pytest.approx(500, abs=0.1))
     assert found["alone", LARGE] == (pytest.approx(0.1, abs=1e-3), pytest.approx(300, abs=0.1))
     assert found["alone", SMALL][0] > 0.99 > 0.91 > found["tree", SMALL][0] > 0.89
     middle = (np.log1p(5) - np.log1p(SMALL)) / (np.log1p(LARGE) - np.log1p(SMALL))
-    assert router.predicted("tree", task(5), LIMITS)[1] == pytest.approx(300 + 200 * middle, abs=0.1), "never seen"
+    assert router.predict("tree", task(5), LIMITS)[1] == pytest.approx(300 + 200 * middle, abs=0.1), "never seen"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_routes_by_hand(history: str, price: float, small: str, large: str) -> N
 def test_prompts_that_did_not_fit_say_nothing_of_costs(tmp_path: Path) -> None:
     lost = [replace(found, costs=None) for found in outcomes() if found.place.strategy == "alone"]
     router = V0Router(history=stored(tmp_path, *lost), strategies={"alone": TWO["alone"]}, price=1.0)
-    assert router.predicted("alone", task(SMALL), LIMITS)[1] == 0.0
+    assert router.predict("alone", task(SMALL), LIMITS)[1] == 0.0
     assert router.route(task(SMALL), LIMITS) == "alone"
 
 
@@ -116,7 +116,7 @@ def test_instances_are_played_by_whom_they_are_routed_to(history: str) -> None:
     assert [episodes[0].task for episodes in played] == tasks
     assert [bool(episodes[0].cost.clones) for episodes in played] == [False, True, True, False]
     for label, chosen in (("alone", [0, 3]), ("tree", [1, 2])):
-        own = router.inside[label].play([asked[i] for i in chosen], context, Scripted().load(0))
+        own = router.inner[label].play([asked[i] for i in chosen], context, Scripted().load(0))
         assert [played[i] for i in chosen] == own
     assert router.limits(LIMITS, tasks[0]).max_depth == 0 != router.limits(LIMITS, tasks[1]).max_depth
     assert router.executed(played[0]) is None
@@ -314,8 +314,8 @@ def test_tasks_that_a_strategy_must_not_play_are_found_before_work(tmp_path: Pat
     [
         ({"history": "nowhere.jsonl"}, "history nowhere.jsonl cannot be read"),
         ({"strategies": {}}, "strategies is empty"),
-        ({"strategies": {"a": {"name": "best_of_n"}}}, "strategies.a needs what no player can know"),
-        ({"strategies": {"a": {"name": "always_delegates"}}}, "strategies.a needs what no player can know"),
+        ({"strategies": {"a": {"name": "best_of_n"}}}, "strategies.a uses an expert or the grades"),
+        ({"strategies": {"a": {"name": "always_delegates"}}}, "strategies.a uses an expert or the grades"),
         ({"strategies": {"a": {"name": "monolitic"}}}, "strategies.a.*monolitic.*Did you mean 'monolithic'"),
         ({"price": -1}, "price is -1"),
     ],
@@ -326,9 +326,9 @@ def test_options_that_cannot_be_right_are_named(options: dict[str, Any], words: 
 
 
 def test_a_history_that_will_not_do_is_refused(history: str) -> None:
-    with pytest.raises(ConfigError, match="has no result of 'trees', only of alone, tree.*Did you mean 'tree'"):
+    with pytest.raises(ConfigError, match="no result of 'trees'. Did you mean 'tree'. It has results of alone, tree"):
         V0Router(history=history, strategies={"trees": PlugIn("delegate")})
-    with pytest.raises(ConfigError, match="cost is 'tokens', which history .* has not"):
+    with pytest.raises(ConfigError, match="history .* has no cost 'tokens'"):
         V0Router(history=history, strategies=TWO, cost="tokens")
     with pytest.raises(ConfigError, match="has the instance s3-2 that is to be played, .* another task_seed"):
         V0Router(history=history, strategies=TWO).route(task(SMALL, "s3"), LIMITS)

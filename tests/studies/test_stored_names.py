@@ -40,7 +40,7 @@ from selfcest_eval.play.results import Result, ResultKey, Unplayable, parse_resu
 from selfcest_eval.play.strategies import STRATEGIES, Strategy, find_strategy, make_strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.stats.decision import Decisions, Means
-from selfcest_methods.clpo import Clpo, Original
+from selfcest_methods.clpo import Clpo, TwinRequest
 from selfcest_methods.playbook import Bullet, Playbook
 from selfcest_training import config_file
 from selfcest_training.config_file import load_config, parse_as, run_digest, with_stored_keys
@@ -232,7 +232,7 @@ def test_names_in_checkpoints_and_evidence() -> None:
 
 def test_what_stages_remember() -> None:
     sampler = Clpo()
-    sampler.state.step, sampler.state.originals = 2, [Original(Bucket("ledger", 4), "t", easier=True)]
+    sampler.state.step, sampler.state.requests = 2, [TwinRequest(Bucket("ledger", 4), "t", easier=True)]
     state = {"step": 2, "waiting": [{"bucket": {"family": "ledger", "size": 4}, "task_id": "t", "easier": True}]}
     assert sampler.state_dict() == state
     restored = Clpo()

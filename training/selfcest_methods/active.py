@@ -1,35 +1,38 @@
-"""`active` draws tasks on which the policy's uncertainty agrees with its errors, after uncertainty consistency (arXiv
-2601.22595). If it works, a run reaches the accuracy of `mixture` with fewer rollouts.
+"""`active` draws tasks of buckets in which the policy is less certain when it is wrong than when it is right.
 
-    U_k = mean of -log pi over the generated tokens of rollout k             what the policy itself doubts
-    A_k = (s_k - mean s) / std s, s_k whether it is right; 0 if all are alike
-    consistency of a group = -mean_k A_k U_k                                 above 0: it doubts what is wrong
-    a task of bucket b is drawn in proportion to floor + max(0, mean consistency of b's groups)
+Source: uncertainty consistency (arXiv 2601.22595, from the abstract). The paper chooses which queries to annotate. Here
+a task costs the rollouts of its group, so the consistency of earlier groups chooses fresh tasks of their bucket. The
+measure below is a variant of this project. docs/methods.md has the rest.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    U_k = mean of -log pi over the generated tokens of rollout k
+    A_k = (s_k - mean s) / std s,   s_k = 1 if rollout k is right, else 0
+    consistency of a group = -mean_k A_k U_k;   0 if all rollouts are right or all are wrong
+    P(task of bucket b) ~ floor + max(0, mean consistency of the groups of b)
+
+Expected effect: a run reaches the accuracy of `mixture` with fewer rollouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.structure import Count, Positive
-from selfcest_methods.buckets import RemembersBuckets, RemembersBucketsOptions, Sums, pick
+from selfcest_env.structure import Positive
+from selfcest_methods.buckets import WeightedSums, WorthSampler, WorthSamplerOptions
 from selfcest_training.credit import succeeded
-from selfcest_training.families import Bucket
-from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
 @dataclass(frozen=True)
-class Doubts(Sums):
-    """Attributes:
-    groups: their number.
-    consistency: see above.
+class ConsistencySums(WeightedSums):
+    """Sums of consistencies.
+
+    Attributes:
+        groups: weighted number of groups.
+        consistency: weighted sum of the consistencies of groups, in nats.
     """
 
     groups: float = 0.0
@@ -37,52 +40,52 @@ class Doubts(Sums):
 
 
 @dataclass(frozen=True)
-class ActiveOptions(RemembersBucketsOptions):
-    """Attributes, besides those of `RemembersBuckets`:
+class ActiveOptions(WorthSamplerOptions):
+    """Options, besides those of `WorthSampler`.
 
-    term: an episode succeeds if this term of the reward is above 0.
-    floor: what every bucket is worth besides, in nats.
-    pool: tasks to choose each from.
+    Attributes:
+        floor: as there, in nats.
+        term: reward term that is above 0 for a right episode.
     """
 
-    term: str = "correct"
     floor: Positive = 0.02
-    pool: Annotated[Count, "1: no choice"] = 4
+    term: str = "correct"
 
 
-class Active(RemembersBuckets[Doubts]):
-    """Tasks of buckets whose rollouts tell right from wrong by their doubt."""
+class Active(WorthSampler[ConsistencySums]):
+    """A task sampler by the consistency of buckets."""
 
-    kept: ClassVar = Doubts
+    sums_class: ClassVar = ConsistencySums
 
     Options = ActiveOptions
     options: ActiveOptions
 
-    def tally(self, group: EpisodeGroup) -> Doubts:
-        found = [(succeeded(e, self.options.term), _doubt(e)) for e in group.episodes]
-        return Doubts(len(found), 1.0, consistency([pair for pair in found if not np.isnan(pair[1])]))
+    def sum_group(self, group: EpisodeGroup) -> ConsistencySums:
+        outcomes = [succeeded(episode, self.options.term) for episode in group.episodes]
+        uncertainties = [_compute_uncertainty(episode) for episode in group.episodes]
+        return ConsistencySums(len(outcomes), 1.0, compute_consistency(outcomes, uncertainties))
 
-    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        tasks = pick(menu, num_tasks, self.options.pool, self.weigher(), rng)
-        return [PlannedGroup(task, menu.group_size) for task in tasks]
-
-    def weigher(self) -> Callable[[Bucket], float]:
-        """What the probability of a bucket is in proportion to, as of now."""
-        known = {bucket: max(0.0, tally.consistency / tally.groups) for bucket, tally in self.seen()}
-        most = max(known.values(), default=0.0)
-        return lambda bucket: self.options.floor + known.get(bucket, most)
+    def compute_worth(self, sums: ConsistencySums) -> float:
+        return max(0.0, sums.consistency / sums.groups)
 
 
-def consistency(found: Sequence[tuple[bool, float]]) -> float:
-    """Of rollouts, each right or wrong and with its doubt; 0 if all are right, all wrong, or there is none."""
-    right = np.array([float(one) for one, _ in found])
-    if not found or right.std() == 0:
+def compute_consistency(outcomes: Sequence[bool], uncertainties: Sequence[float | None]) -> float:
+    """Return the consistency of a group, in nats.
+
+    Args:
+        outcomes: whether each rollout is right.
+        uncertainties: of each rollout, in nats per token; a rollout with `None` is left out.
+    """
+    right = np.array([float(o) for o, u in zip(outcomes, uncertainties, strict=True) if u is not None])
+    if not len(right) or right.std() == 0:
         return 0.0
     advantages = (right - right.mean()) / right.std()
-    return float(-np.mean(advantages * np.array([doubt for _, doubt in found])))
+    return float(-np.mean(advantages * np.array([u for u in uncertainties if u is not None])))
 
 
-def _doubt(episode: EpisodeRecord) -> float:
-    """Not a number where nobody spoke."""
-    logprobs = [value for _, turn in episode.turns() for value in turn.generation.behavior_logprobs]
-    return -float(np.mean(logprobs)) if logprobs else float("nan")
+def _compute_uncertainty(episode: EpisodeRecord) -> float | None:
+    """Return the mean of -log pi over all generated tokens of a tree; `None` if there are none."""
+    logprobs: list[float] = []
+    for _, turn in episode.turns():
+        logprobs += turn.generation.behavior_logprobs
+    return -float(np.mean(logprobs)) if logprobs else None

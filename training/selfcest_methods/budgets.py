@@ -1,9 +1,11 @@
-"""`budgets` plays every group under a budget drawn for it, as L1 conditions a policy on a length (arXiv 2503.04697).
-If it works, one policy is as good at every budget as a policy that was trained at this budget alone.
+"""`budgets` plays every group under a budget of total tokens that is drawn for it.
+
+Source: L1 (arXiv 2503.04697), which conditions a policy on a length in its prompt by a penalty. Here the game ends at
+the budget, and the prompt format must show it. docs/methods.md has the rest.
 
     total_tokens ~ uniform over `totals`, or log-uniform from the first to the second of `between`;   one draw per group
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: at every budget, one policy is as good as a policy that was trained at this budget only.
 """
 
 from __future__ import annotations
@@ -18,17 +20,18 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Count, Distinct
 from selfcest_env.types import Limits
 from selfcest_methods.knapsack import Knapsack
-from selfcest_methods.limit_changing import SetsLimit, SetsLimitOptions
+from selfcest_methods.limit_changing import LimitChangingOptions, LimitChangingSampler
 from selfcest_training.config import changed_limits
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
 @dataclass(frozen=True)
-class BudgetsOptions(SetsLimitOptions):
-    """Attributes, besides those of `SetsLimit`:
+class BudgetsOptions(LimitChangingOptions):
+    """Options, besides those of `LimitChangingSampler`. Exactly one of the two must be set.
 
-    totals: budgets in tokens.
-    between: the smallest and the largest budget, both included; one of the two.
+    Attributes:
+        totals: budgets in tokens.
+        between: the smallest and the largest budget in tokens, both included.
     """
 
     totals: Annotated[tuple[Count, ...], Distinct()] = ()
@@ -42,42 +45,45 @@ class BudgetsOptions(SetsLimitOptions):
             raise ConfigError(f"between is {list(self.between)}; expected the smaller number first")
 
 
-class Budgets(SetsLimit):
-    """A budget of total tokens for every group."""
+class Budgets(LimitChangingSampler):
+    """A task sampler that draws `total_tokens` for each group."""
 
     Options = BudgetsOptions
     options: BudgetsOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        for name, inside in self.insides():
-            if isinstance(inside, Knapsack):
+        for name, sampler in self.inner_samplers():
+            # Its rates would be means over all budgets, and never those of the budget that a group gets.
+            if isinstance(sampler, Knapsack):
                 raise ConfigError(
-                    f"the sampler inside, '{name}', hands out rollouts by success rates, and budgets are drawn after "
-                    "it: it would take the rate under every budget for the same; expected one that gives every task "
-                    "group_size rollouts, such as mixture, dots, eva or scaler"
+                    f"the inner sampler '{name}' allocates rollouts by success rates, which depend on the budget that "
+                    "is drawn later; use one that gives every task group_size rollouts, such as mixture, dots, eva or "
+                    "scaler"
                 )
 
     @property
-    def limit_set(self) -> str:
+    def changed_limit(self) -> str:
         return "total_tokens"
 
     def check_menu(self, menu: TaskMenu) -> None:
         for total in self.options.totals or self.options.between or ():
-            self._limits(menu.limits, total)
+            self._set_budget(menu.limits, total)
         super().check_menu(menu)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        plans = self.inside.propose(step, num_tasks, menu, rng)
-        return [replace(plan, limits=self._limits(plan.limits or menu.limits, self._draw(rng))) for plan in plans]
+        plans = self.inner.propose(step, num_tasks, menu, rng)
+        # One draw per group and not per episode, so that a group baseline compares episodes of equal budget.
+        return [replace(plan, limits=self._set_budget(plan.limits or menu.limits, self._draw(rng))) for plan in plans]
 
     def _draw(self, rng: np.random.Generator) -> int:
         if self.options.between is None:
             return self.options.totals[int(rng.integers(len(self.options.totals)))]
         low, high = self.options.between
+        # The logarithm of `high + 1` is excluded, and rounding could still reach it.
         return min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
 
-    def _limits(self, limits: Limits, total: int) -> Limits:
+    def _set_budget(self, limits: Limits, total: int) -> Limits:
         if limits.total_tokens is not None and total > limits.total_tokens:
             raise ConfigError(
                 f"task sampler 'budgets': a budget of {total} tokens is above limits.total_tokens = "

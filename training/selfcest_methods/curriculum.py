@@ -1,9 +1,12 @@
-"""`curriculum` moves one limit of the game over training, after Train Long, Think Short (arXiv 2508.08940). If it
-works, accuracy under the final limit is higher than in a run that has this limit from the start.
+"""`curriculum` moves one limit of the game over training, around another task sampler.
 
-    budget = start + (end - start) * progress      progress: step / steps, or the share of `steps` steps that went well
+Source: Train Long, Think Short (arXiv 2508.08940). There the budget tightens by a schedule and is a term of the reward.
+Here it is a limit that cannot be exceeded, and `by: success` is an addition. docs/methods.md has the rest.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    limit = start + (end - start) * progress
+    progress = step / steps, or (steps in which enough rollouts were right) / steps
+
+Expected effect: accuracy under the final limit is higher than in a run that has this limit from the start.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from selfcest_env.plugin import PlainState
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, OneOf, Share
-from selfcest_methods.limit_changing import Inside, SetsLimit, SetsLimitOptions
+from selfcest_methods.buckets import SuccessSums
+from selfcest_methods.limit_changing import InnerSamplerState, LimitChangingOptions, LimitChangingSampler
 from selfcest_training.config import changed_limits
-from selfcest_training.credit import succeeded
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 _LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_clones", "max_reads")
@@ -30,7 +33,13 @@ _LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_
 @stored_as(moves="moves", step="step", rollouts="rollouts", right="right")
 @dataclass
 class _Progress(PlainState):
-    """Steps that moved it on, the step under way, and what came of its rollouts."""
+    """Progress by success.
+
+    Attributes:
+        moves: number of earlier steps in which enough rollouts were right.
+        step: the current step.
+        rollouts, right: numbers of rollouts, and of right ones, of the current step.
+    """
 
     moves: int = 0
     step: int = 0
@@ -39,15 +48,16 @@ class _Progress(PlainState):
 
 
 @dataclass(frozen=True)
-class CurriculumOptions(SetsLimitOptions):
-    """Attributes, besides those of `SetsLimit`:
+class CurriculumOptions(LimitChangingOptions):
+    """Options, besides those of `LimitChangingSampler`.
 
-    start, end: of the limit.
-    steps: from one to the other.
-    by: `steps` or `success`.
-    limit: which.
-    target: share of a step's rollouts that must be right to move on.
-    term: an episode is right if this term of the reward is above 0.
+    Attributes:
+        start, end: first and last value of the limit.
+        steps: number of steps from `start` to `end`.
+        by: `steps` counts every step; `success` only those in which enough rollouts were right.
+        limit: name of the limit.
+        target: share of a step's rollouts that must be right, for `by: success`.
+        term: reward term that is above 0 for a right episode.
     """
 
     start: Count
@@ -59,62 +69,68 @@ class CurriculumOptions(SetsLimitOptions):
     term: str = "correct"
 
 
-class Curriculum(SetsLimit):
-    """A limit that moves over training."""
+class Curriculum(LimitChangingSampler):
+    """A task sampler with a limit that moves over training."""
 
     Options = CurriculumOptions
     options: CurriculumOptions
     state: _CurriculumState
 
     @property
-    def limit_set(self) -> str:
+    def changed_limit(self) -> str:
         return self.options.limit
 
     def check_menu(self, menu: TaskMenu) -> None:
-        start, end, limit = self.options.start, self.options.end, self.options.limit
-        most = getattr(menu.limits, limit)
-        if most is not None and max(start, end) > most:
-            raise ConfigError(
-                f"start is {start} and end {end}, and {limit} of the variant's limits is {most}; expected no more than "
-                f"that: raise limits.{limit}"
-            )
-        for value in (start, end):
-            changed_limits(menu.limits, {limit: value}, "task sampler 'curriculum': limits")
+        name = self.options.limit
+        variant_limit = getattr(menu.limits, name)
+        for value in (self.options.start, self.options.end):
+            if variant_limit is not None and value > variant_limit:
+                raise ConfigError(
+                    f"start is {self.options.start} and end {self.options.end}, and {name} of the variant's limits is "
+                    f"{variant_limit}; expected no more than that: raise limits.{name}"
+                )
+            changed_limits(menu.limits, {name: value}, "task sampler 'curriculum': limits")
         super().check_menu(menu)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        now = {self.options.limit: self.at(step)}
-        limits = replace(menu.limits, **now)
-        plans = self.inside.propose(step, num_tasks, replace(menu, limits=limits), rng)
-        return [replace(plan, limits=replace(plan.limits or limits, **now)) for plan in plans]
+        change = {self.options.limit: self.limit_at(step)}
+        limits = replace(menu.limits, **change)
+        plans = self.inner.propose(step, num_tasks, replace(menu, limits=limits), rng)
+        return [replace(plan, limits=replace(plan.limits or limits, **change)) for plan in plans]
 
-    def at(self, step: int) -> int:
-        """The limit at a step."""
-        self._close(step)
-        share = min(1.0, (step if self.options.by == "steps" else self.state.progress.moves) / self.options.steps)
+    def limit_at(self, step: int) -> int:
+        """Return the limit at a step, which must not be earlier than the last one."""
+        self._begin_step(step)
+        steps_done = step if self.options.by == "steps" else self.state.progress.moves
+        share = min(1.0, steps_done / self.options.steps)
         return round(self.options.start + (self.options.end - self.options.start) * share)
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         super().observe(step, groups)
-        self._close(step)
+        self._begin_step(step)
         if self.options.by == "success":
-            right = [succeeded(episode, self.options.term) for group in groups for episode in group.episodes]
-            self.state.progress.rollouts += len(right)
-            self.state.progress.right += sum(right)
+            for group in groups:
+                sums = SuccessSums.of(group, self.options.term)
+                self.state.progress.rollouts += int(sums.rollouts)
+                self.state.progress.right += int(sums.successes)
 
-    def _close(self, step: int) -> None:
-        """End the step before this one."""
-        now = self.state.progress
-        if step != now.step:
-            now.moves += now.rollouts > 0 and now.right >= self.options.target * now.rollouts
-            now.step, now.rollouts, now.right = step, 0, 0
+    def _begin_step(self, step: int) -> None:
+        """Count the step before this one, if this one is new."""
+        progress = self.state.progress
+        if step == progress.step:
+            return
+        if progress.rollouts > 0 and progress.right >= self.options.target * progress.rollouts:
+            progress.moves += 1
+        progress.step = step
+        progress.rollouts = 0
+        progress.right = 0
 
     def initial_state(self) -> _CurriculumState:
         return _CurriculumState(super().initial_state().sampler)
 
 
 @dataclass
-class _CurriculumState(Inside):
+class _CurriculumState(InnerSamplerState):
     progress: _Progress = field(default_factory=_Progress)
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -1,11 +1,14 @@
-"""`dots` draws tasks whose estimated success rate is near a half, after difficulty-targeted online data selection
-(arXiv 2506.05316). If it works, fewer groups have equal returns, and accuracy rises in fewer steps.
+"""`dots` draws tasks whose estimated success rate is near a target.
+
+Source: difficulty-targeted online data selection (arXiv 2506.05316). There a task's rate is predicted from reference
+tasks by the similarity of embeddings. Here the reference tasks are those of earlier steps, and buckets are similar by
+their size. Its replay of rollouts is not here. docs/methods.md has the rest.
 
     p(b) = (prior / 2 + sum_j a(b, j) s_j) / (prior + sum_j a(b, j) n_j)      over the buckets j seen so far
     a(b, j) = exp(-|log (1 + size_b) - log (1 + size_j)| / width) within a family, `across` between families
-    a task of bucket b is drawn with probability in proportion to exp(-|p(b) - target| / temperature)
+    P(task of bucket b) ~ exp(-|p(b) - target| / temperature)
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: fewer groups have equal returns, and accuracy rises in fewer steps.
 """
 
 from __future__ import annotations
@@ -18,22 +21,23 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Positive, Share
-from selfcest_methods.buckets import RemembersBuckets, RemembersBucketsOptions, Tally, pick
+from selfcest_methods.buckets import BucketSampler, BucketSamplerOptions, SuccessSums, draw_by_weight
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
 @dataclass(frozen=True)
-class DotsOptions(RemembersBucketsOptions):
-    """Attributes, besides those of `RemembersBuckets`:
+class DotsOptions(BucketSamplerOptions):
+    """Options, besides those of `BucketSampler`.
 
-    term: an episode succeeds if this term of the reward is above 0.
-    target: success rate to aim at.
-    temperature: of the softmax, in units of the success rate.
-    width: e-fold distance of sizes, in units of their logarithm.
-    across: what a rollout of another family counts.
-    prior: rollouts that an estimate begins with, half of them right.
-    pool: tasks to choose each from.
+    Attributes:
+        term: reward term that is above 0 for a right episode.
+        target: success rate to aim at.
+        temperature: of the softmax, in units of the success rate.
+        width: e-fold distance of sizes, in units of their logarithm.
+        across: weight of a rollout of another family.
+        prior: number of rollouts that an estimate begins with, half of them right.
+        pool: number of tasks to choose each task from.
     """
 
     term: str = "correct"
@@ -45,38 +49,41 @@ class DotsOptions(RemembersBucketsOptions):
     pool: Annotated[Count, "1: no choice"] = 4
 
 
-class Dots(RemembersBuckets[Tally]):
-    """Tasks of buckets whose estimated success rate is near a target."""
+class Dots(BucketSampler[SuccessSums]):
+    """A task sampler by estimated success rates."""
 
-    kept: ClassVar = Tally
+    sums_class: ClassVar = SuccessSums
 
     Options = DotsOptions
     options: DotsOptions
 
-    def tally(self, group: EpisodeGroup) -> Tally:
-        return Tally.of(group, self.options.term)
+    def sum_group(self, group: EpisodeGroup) -> SuccessSums:
+        return SuccessSums.of(group, self.options.term)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        tasks = pick(menu, num_tasks, self.options.pool, self.weight, rng)
+        tasks = draw_by_weight(menu, num_tasks, self.options.pool, self.compute_weight, rng)
         return [PlannedGroup(task, menu.group_size) for task in tasks]
 
-    def weight(self, bucket: Bucket) -> float:
-        """What its probability is in proportion to."""
-        return float(np.exp(-abs(self.rate(bucket) - self.options.target) / self.options.temperature))
+    def compute_weight(self, bucket: Bucket) -> float:
+        """Return the weight of a bucket in the draw."""
+        return float(np.exp(-abs(self.estimate_rate(bucket) - self.options.target) / self.options.temperature))
 
-    def rate(self, bucket: Bucket) -> float:
-        """Its estimated success rate."""
-        right, all_ = self.options.prior / 2, self.options.prior
-        for other, tally in self.seen():
-            similar = self._similar(bucket, other)
-            right, all_ = right + similar * tally.successes, all_ + similar * tally.rollouts
-        return right / all_
+    def estimate_rate(self, bucket: Bucket) -> float:
+        """Return the estimated success rate of a bucket."""
+        successes = self.options.prior / 2
+        rollouts = self.options.prior
+        for seen_bucket, sums in self.memory.sums_by_bucket.items():
+            similarity = self._compute_similarity(bucket, seen_bucket)
+            successes += similarity * sums.successes
+            rollouts += similarity * sums.rollouts
+        return successes / rollouts
 
-    def _similar(self, one: Bucket, other: Bucket) -> float:
-        if one == other:
+    def _compute_similarity(self, bucket: Bucket, seen_bucket: Bucket) -> float:
+        if bucket == seen_bucket:
             return 1.0
-        if one.family != other.family:
+        if bucket.family != seen_bucket.family:
             return self.options.across
-        if one.number is None or other.number is None:
+        if bucket.number is None or seen_bucket.number is None:
             return 0.0
-        return float(np.exp(-abs(np.log1p(one.number) - np.log1p(other.number)) / self.options.width))
+        distance = abs(np.log1p(bucket.number) - np.log1p(seen_bucket.number))
+        return float(np.exp(-distance / self.options.width))

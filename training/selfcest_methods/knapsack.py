@@ -1,10 +1,12 @@
-"""`knapsack` distributes rollouts by their expected value and price, after Knapsack RL (arXiv 2509.25849). If it
-works, more groups have both outcomes for the tokens of a uniform allocation.
+"""`knapsack` gives each task as many rollouts as maximise their expected value under a budget of tokens.
+
+Source: Knapsack RL (arXiv 2509.25849), and its released code. There rates are of prompts and the budget is in rollouts.
+Here rates are of buckets, and the budget is the tokens of a uniform allocation. docs/methods.md has the rest.
 
     value of N rollouts of a task with success rate p = (1 - p^N - (1-p)^N) * p (1-p)^2
     maximise the sum of values, with the sum of N * (tokens of a rollout) at most group_size * (tokens of all tasks)
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: more groups have both outcomes than with a uniform allocation of the same tokens.
 """
 
 from __future__ import annotations
@@ -20,24 +22,25 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, cost_measures
 from selfcest_env.structure import Between, Count, OneOf, check_order
 from selfcest_env.types import Task
-from selfcest_methods.buckets import Floats, RemembersBuckets, RemembersBucketsOptions, Tally, draw
+from selfcest_methods.buckets import BucketSampler, BucketSamplerOptions, Floats, SuccessSums, draw_from_menu
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 Ints = npt.NDArray[np.int64]
 TokenCost = Annotated[str, OneOf(*cost_measures())]
-_ENOUGH = 0.9  # probability of both outcomes that is enough, as released
+_ENOUGH = 0.9  # sufficient probability of both outcomes, as in the released code
 
 
 @dataclass(frozen=True)
-class KnapsackOptions(RemembersBucketsOptions):
-    """Attributes, besides those of `RemembersBuckets`:
+class KnapsackOptions(BucketSamplerOptions):
+    """Options, besides those of `BucketSampler`.
 
-    term: an episode succeeds if this term of the reward is above 0.
-    tokens: which cost of an episode is meant by its tokens.
-    min_rollouts, max_rollouts: of a task.
-    edge: rates no further from 0 or 1 count as these.
-    resolution: units that the budget is cut into.
+    Attributes:
+        term: reward term that is above 0 for a right episode.
+        tokens: cost measure of an episode that is its price.
+        min_rollouts, max_rollouts: bounds of a task's rollouts.
+        edge: a rate counts as 0 or 1 if it is no further away from it.
+        resolution: number of units that the budget is divided into.
     """
 
     term: str = "correct"
@@ -52,46 +55,47 @@ class KnapsackOptions(RemembersBucketsOptions):
         check_order(self, "min_rollouts", "max_rollouts")
 
 
-class Knapsack(RemembersBuckets[Tally]):
+class Knapsack(BucketSampler[SuccessSums]):
     """A task sampler that distributes the rollouts of a step by their expected value."""
 
-    kept: ClassVar = Tally
+    sums_class: ClassVar = SuccessSums
 
     Options: ClassVar[type[Any]] = KnapsackOptions
     options: KnapsackOptions
 
-    def tally(self, group: EpisodeGroup) -> Tally:
-        return Tally.of(group, self.options.term, self.options.tokens)
+    def sum_group(self, group: EpisodeGroup) -> SuccessSums:
+        return SuccessSums.of(group, self.options.term, self.options.tokens)
 
     def check_menu(self, menu: TaskMenu) -> None:
-        fewest, most = self.options.min_rollouts, self.options.max_rollouts
+        fewest = self.options.min_rollouts
+        most = self.options.max_rollouts
         if not fewest <= menu.group_size <= most:
             raise ConfigError(
-                f"min_rollouts is {fewest} and max_rollouts {most}, and rl.group_size is "
-                f"{menu.group_size}; expected it between them: the budget is that of group_size rollouts of each task"
+                f"rl.group_size is {menu.group_size}; expected a number from min_rollouts = {fewest} to max_rollouts = "
+                f"{most}, because the budget is that of group_size rollouts of each task"
             )
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        tasks = [draw(menu, rng) for _ in range(num_tasks)]
-        sizes = self.sizes(self.rates(tasks, menu), self.costs(tasks), menu.group_size)
+        tasks = [draw_from_menu(menu, rng) for _ in range(num_tasks)]
+        sizes = self.allocate(self.predict_rates(tasks, menu), self.predict_tokens(tasks), menu.group_size)
         return [PlannedGroup(task, size) for task, size in zip(tasks, sizes, strict=True)]
 
-    def rates(self, tasks: Sequence[Task], menu: TaskMenu) -> Floats:
+    def predict_rates(self, tasks: Sequence[Task], menu: TaskMenu) -> Floats:
         """Return the expected success rates, [N]; `nan` where nothing is known."""
-        tallies = self.tallies.by_bucket
+        sums_by_bucket = self.memory.sums_by_bucket
         buckets = [Bucket.of(task) for task in tasks]
-        return np.array([tallies[bucket].rate if bucket in tallies else np.nan for bucket in buckets])
+        return np.array([sums_by_bucket[b].success_rate if b in sums_by_bucket else np.nan for b in buckets])
 
-    def costs(self, tasks: Sequence[Task]) -> Floats:
+    def predict_tokens(self, tasks: Sequence[Task]) -> Floats:
         """Return the expected tokens of a rollout of each task, [N].
 
         An unknown bucket counts as the mean of the known ones, or as 1 token if none is known.
         """
-        known_costs = {bucket: max(1.0, tally.tokens_each) for bucket, tally in self.seen()}
-        default = float(np.mean(list(known_costs.values()))) if known_costs else 1.0
-        return np.array([known_costs.get(Bucket.of(task), default) for task in tasks])
+        tokens_by_bucket = {b: max(1.0, sums.tokens_per_rollout) for b, sums in self.memory.sums_by_bucket.items()}
+        default = float(np.mean(list(tokens_by_bucket.values()))) if tokens_by_bucket else 1.0
+        return np.array([tokens_by_bucket.get(Bucket.of(task), default) for task in tasks])
 
-    def sizes(self, rates: Floats, tokens: Floats, group_size: int) -> list[int]:
+    def allocate(self, rates: Floats, tokens: Floats, group_size: int) -> list[int]:
         """Return the number of rollouts of each task, [N].
 
         Args:
@@ -109,33 +113,34 @@ class Knapsack(RemembersBuckets[Tally]):
         left = group_size * tokens.sum() - (sizes * tokens)[~is_open].sum()
         if is_open.any():
             counts = np.arange(self.options.min_rollouts, self.options.max_rollouts + 1)
-            # The rollouts after which both outcomes are almost sure to be there; more would be worth nothing.
+            # With so many rollouts a group has both outcomes with probability _ENOUGH, so more are worth little.
             enough = np.log(1 - _ENOUGH) / np.log(np.maximum(rates[is_open], 1 - rates[is_open]))
             needed = np.clip(np.ceil(enough), counts[0], counts[-1]) @ tokens[is_open]
             # Hopeless tasks get what the open ones do not need, as in the released code.
             budget = min(left, needed) if is_hopeless.any() else left
-            values = value(rates[is_open], counts)
-            sizes[is_open] = counts[best_choice(values, counts, tokens[is_open], budget, self.options.resolution)]
+            values = compute_values(rates[is_open], counts)
+            sizes[is_open] = counts[solve_knapsack(values, counts, tokens[is_open], budget, self.options.resolution)]
             left -= (sizes * tokens)[is_open].sum()
         # What is left goes to the hopeless tasks, one rollout each in turn.
-        has_given = True
-        while has_given:
-            has_given = False
+        has_changed = True
+        while has_changed:
+            has_changed = False
             for i in np.flatnonzero(is_hopeless):
                 if sizes[i] < self.options.max_rollouts and tokens[i] <= left:
                     sizes[i] += 1
                     left -= tokens[i]
-                    has_given = True
+                    has_changed = True
         return sizes.tolist()
 
 
-def value(rates: Floats, counts: Ints) -> Floats:
+def compute_values(rates: Floats, counts: Ints) -> Floats:
     """Return the value of every number of rollouts of tasks with these success rates, [N, C]."""
-    p, n = rates[:, None], counts[None, :]
+    p = rates[:, None]
+    n = counts[None, :]
     return np.asarray((1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2)
 
 
-def best_choice(values: Floats, counts: Ints, tokens: Floats, budget: float, resolution: int) -> Ints:
+def solve_knapsack(values: Floats, counts: Ints, tokens: Floats, budget: float, resolution: int) -> Ints:
     """Return the position in `counts` of each task's number of rollouts, [N], for the largest sum of values.
 
     This is the multiple-choice knapsack by dynamic programming over the budget. Of equal sums the one with fewer

@@ -1,4 +1,4 @@
-"""Base of the task samplers that change a limit of what another one proposes."""
+"""The base of task samplers that change one limit of the groups that another sampler proposes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from selfcest_training.stages.registry import make_task_sampler
 
 
 @dataclass
-class Inside:
-    """The sampler inside, which may have a state of its own."""
+class InnerSamplerState:
+    """The inner sampler, which may have a state of its own."""
 
     sampler: TaskSampler
 
@@ -30,54 +30,56 @@ class Inside:
 
 
 @dataclass(frozen=True)
-class SetsLimitOptions(Checked):
-    """Attributes:
-    sampler: who chooses tasks and rollouts.
+class LimitChangingOptions(Checked):
+    """Options of a `LimitChangingSampler`.
+
+    Attributes:
+        sampler: the inner sampler, which chooses tasks and numbers of rollouts.
     """
 
     sampler: PlugIn = field(default_factory=lambda: PlugIn("mixture"), kw_only=True)
 
 
-class SetsLimit(Stateful[Any]):
-    """Base of a task sampler that sets one limit of what another one proposes.
+class LimitChangingSampler(Stateful[Any]):
+    """Base of a task sampler that sets one limit of what its inner sampler proposes.
 
-    Raises `ConfigError` if a sampler inside sets the same limit.
+    Raises:
+        ConfigError: an inner sampler sets the same limit.
     """
 
-    Options: ClassVar[type[Any]] = SetsLimitOptions
-    options: SetsLimitOptions
+    Options: ClassVar[type[Any]] = LimitChangingOptions
+    options: LimitChangingOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        for name, inside in self.insides():
-            if isinstance(inside, SetsLimit) and inside.limit_set == self.limit_set:
+        for name, sampler in self.inner_samplers():
+            if isinstance(sampler, LimitChangingSampler) and sampler.changed_limit == self.changed_limit:
                 raise ConfigError(
-                    f"the sampler inside, '{name}', sets {self.limit_set}, and this one would set it again; expected "
-                    "one of the two: take one out, or let a curriculum move another limit"
+                    f"the inner sampler '{name}' sets {self.changed_limit}, which this one sets too; remove one of the "
+                    "two, or let one set another limit"
                 )
 
     def initial_state(self) -> Any:
-        return Inside(make_task_sampler(self.options.sampler, "sampler"))
+        return InnerSamplerState(make_task_sampler(self.options.sampler, "sampler"))
 
     @property
-    def inside(self) -> TaskSampler:
-        """The sampler that chooses tasks and rollouts."""
+    def inner(self) -> TaskSampler:
         sampler: TaskSampler = self.state.sampler
         return sampler
 
     @property
-    def limit_set(self) -> str:
-        """The limit that it changes."""
-        raise NotImplementedError
+    def changed_limit(self) -> str:
+        """The name of the limit that it sets."""
+        raise NotImplementedError(f"{type(self).__name__} does not override changed_limit")
 
-    def insides(self) -> Iterator[tuple[str, TaskSampler]]:
-        """Every sampler inside with its name, the outermost first."""
-        yield self.options.sampler.name, self.inside
-        if isinstance(self.inside, SetsLimit):
-            yield from self.inside.insides()
+    def inner_samplers(self) -> Iterator[tuple[str, TaskSampler]]:
+        """Yield the name and the sampler of every inner sampler, the outermost first."""
+        yield self.options.sampler.name, self.inner
+        if isinstance(self.inner, LimitChangingSampler):
+            yield from self.inner.inner_samplers()
 
     def check_menu(self, menu: TaskMenu) -> None:
-        check_menu(self.inside, menu)
+        check_menu(self.inner, menu)
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        self.inside.observe(step, groups)
+        self.inner.observe(step, groups)

@@ -1,10 +1,12 @@
-"""`mopps` draws tasks by Thompson sampling of their success rate, after MoPPS (arXiv 2507.04632). If it works, fewer
-groups have equal returns in runs with few tasks a step.
+"""`mopps` draws tasks by Thompson sampling of their success rate.
 
-    p ~ Beta(1 + s, 1 + n - s)      s of n rollouts of the bucket were right, earlier steps counting for less
-    of `pool` times as many tasks those with the smallest (p - target)^2
+Source: MoPPS (arXiv 2507.04632). There every prompt has a posterior of its own. Here a bucket has one, since tasks are
+seldom seen twice. docs/methods.md has the rest.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    p ~ Beta(1 + s, 1 + n - s),   s of n rollouts of the bucket were right, with less weight for earlier steps
+    of `pool` times as many tasks, those with the smallest (p - target)^2 are proposed
+
+Expected effect: in runs with few tasks per step, fewer groups have equal returns.
 """
 
 from __future__ import annotations
@@ -17,20 +19,21 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Share
-from selfcest_methods.buckets import RemembersBuckets, RemembersBucketsOptions, Tally, draw
+from selfcest_methods.buckets import BucketSampler, BucketSamplerOptions, SuccessSums, draw_from_menu
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
-_UNKNOWN = Tally()
+_NOTHING_SEEN = SuccessSums()
 
 
 @dataclass(frozen=True)
-class MoppsOptions(RemembersBucketsOptions):
-    """Attributes, besides those of `RemembersBuckets`:
+class MoppsOptions(BucketSamplerOptions):
+    """Options, besides those of `BucketSampler`.
 
-    term: an episode succeeds if this term of the reward is above 0.
-    target: success rate to aim at.
-    pool: tasks to choose each from.
+    Attributes:
+        term: reward term that is above 0 for a right episode.
+        target: success rate to aim at.
+        pool: number of tasks to choose each task from.
     """
 
     decay: Share = 0.5
@@ -39,24 +42,25 @@ class MoppsOptions(RemembersBucketsOptions):
     pool: Annotated[Count, "1: no choice"] = 4
 
 
-class Mopps(RemembersBuckets[Tally]):
-    """Tasks whose drawn success rate is near a target."""
+class Mopps(BucketSampler[SuccessSums]):
+    """A task sampler by drawn success rates."""
 
-    kept: ClassVar = Tally
+    sums_class: ClassVar = SuccessSums
 
     Options = MoppsOptions
     options: MoppsOptions
 
-    def tally(self, group: EpisodeGroup) -> Tally:
-        return Tally.of(group, self.options.term)
+    def sum_group(self, group: EpisodeGroup) -> SuccessSums:
+        return SuccessSums.of(group, self.options.term)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        tasks = [draw(menu, rng) for _ in range(num_tasks * self.options.pool)]
-        drawn = np.array([rng.beta(*self.belief(Bucket.of(task))) for task in tasks])
-        chosen = np.argsort((drawn - self.options.target) ** 2, kind="stable")[:num_tasks]
-        return [PlannedGroup(tasks[i], menu.group_size) for i in sorted(chosen)]
+        tasks = [draw_from_menu(menu, rng) for _ in range(num_tasks * self.options.pool)]
+        drawn_rates = np.array([rng.beta(*self.get_posterior(Bucket.of(task))) for task in tasks])
+        by_distance = np.argsort((drawn_rates - self.options.target) ** 2, kind="stable")
+        # The chosen tasks keep the order in which they were drawn.
+        return [PlannedGroup(tasks[i], menu.group_size) for i in sorted(by_distance[:num_tasks])]
 
-    def belief(self, bucket: Bucket) -> tuple[float, float]:
-        """Both parameters of the Beta distribution of a bucket's success rate."""
-        tally = self.tallies.by_bucket.get(bucket, _UNKNOWN)
-        return 1 + tally.successes, 1 + tally.rollouts - tally.successes
+    def get_posterior(self, bucket: Bucket) -> tuple[float, float]:
+        """Return both parameters of the Beta distribution of a bucket's success rate."""
+        sums = self.memory.sums_by_bucket.get(bucket, _NOTHING_SEEN)
+        return 1 + sums.successes, 1 + sums.rollouts - sums.successes

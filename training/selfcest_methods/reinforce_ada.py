@@ -1,16 +1,20 @@
-"""`reinforce_ada` rolls a task out again until it has enough of both outcomes, after Reinforce-Ada (arXiv 2510.04996).
-If it works, hardly any group has equal returns, and hard tasks are learned earlier.
+"""`reinforce_ada` is a group filter that rolls a task out again until it has enough right and wrong rollouts.
 
-    balanced: a task is done with n/2 right and n - n/2 wrong rollouts     positive: with a right one
-    those that are not are rolled out again, at most `max_rounds` rounds in all; a group is all rollouts of its task
+Source: Reinforce-Ada (arXiv 2510.04996), its sequential sampling, and its released code. Here it is a filter, so any
+task sampler may choose the tasks; use it with the credit scheme `downsampled`. docs/methods.md has the rest, also its
+bias.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    balanced: a task is done with n // 2 right and n - n // 2 wrong rollouts
+    positive: a task is done with one right rollout
+    other tasks are rolled out again, in at most `max_rounds` rounds; a group has all rollouts of its task
+
+Expected effect: hardly any group has equal returns, and hard tasks are learned earlier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
@@ -22,12 +26,13 @@ from selfcest_training.stages.base import FilterResult, PlannedGroup
 
 @dataclass(frozen=True)
 class ReinforceAda(Checked):
-    """Attributes:
+    """The group filter.
 
-    size: n, rollouts of which a task should have both outcomes; that of `downsampled`.
-    enough: the exit.
-    max_rounds: of rollouts in a step, the first included.
-    term: an episode is right if this term of the reward is above 0.
+    Attributes:
+        size: n, the number of rollouts with both outcomes; equal to `size` of `downsampled`.
+        enough: condition under which a task is done.
+        max_rounds: largest number of rounds of rollouts in a step, the first included.
+        term: reward term that is above 0 for a right episode.
     """
 
     size: Annotated[int, AtLeast(2)] = 8
@@ -36,32 +41,50 @@ class ReinforceAda(Checked):
     term: str = "correct"
 
     def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
-        joined: list[_Joined] = []
-        for group in groups:
-            limits = group.episodes[0].limits
-            one = next((j for j in joined if j.first.task == group.task and j.limits == limits), None)
-            if one is None:
-                joined.append(one := _Joined(group))
-            one.episodes += group.episodes
-        open_ = [one for one in joined if not self._done(one.episodes)] if rounds < self.max_rounds else []
-        again = [PlannedGroup(one.first.task, len(one.first.episodes), one.limits) for one in open_]
-        return FilterResult(
-            tuple(EpisodeGroup(one.first.task, tuple(one.episodes)) for one in joined), again=tuple(again)
-        )
+        joined = _join_by_task(groups)
+        again = []
+        for rollouts in joined:
+            if rounds < self.max_rounds and not self._is_done(rollouts.episodes):
+                first_group = rollouts.first_group
+                again.append(PlannedGroup(first_group.task, len(first_group.episodes), rollouts.limits))
+        joined_groups = [EpisodeGroup(rollouts.first_group.task, tuple(rollouts.episodes)) for rollouts in joined]
+        return FilterResult(tuple(joined_groups), again=tuple(again))
 
-    def _done(self, episodes: Sequence[EpisodeRecord]) -> bool:
-        right = sum(succeeded(episode, self.term) for episode in episodes)
+    def _is_done(self, episodes: Sequence[EpisodeRecord]) -> bool:
+        num_right = sum(succeeded(episode, self.term) for episode in episodes)
+        if self.enough == "positive":
+            return num_right >= 1
         half = self.size // 2
-        return right >= 1 if self.enough == "positive" else right >= half and len(episodes) - right >= self.size - half
+        return num_right >= half and len(episodes) - num_right >= self.size - half
 
 
 @dataclass
-class _Joined:
-    """The groups of one task so far, as one."""
+class _TaskRollouts:
+    """All rollouts of a task under the same limits.
 
-    first: EpisodeGroup
-    episodes: list[EpisodeRecord] = field(default_factory=list)
+    Attributes:
+        first_group: of the task.
+        episodes: of all its groups.
+    """
+
+    first_group: EpisodeGroup
+    episodes: list[EpisodeRecord]
 
     @property
     def limits(self) -> Limits:
-        return self.first.episodes[0].limits
+        return self.first_group.episodes[0].limits
+
+
+def _join_by_task(groups: Sequence[EpisodeGroup]) -> list[_TaskRollouts]:
+    """Return the rollouts of each task and limits, in the order of their first groups."""
+    joined: list[_TaskRollouts] = []
+    for group in groups:
+        limits = group.episodes[0].limits
+        for rollouts in joined:
+            # A task that was drawn twice under different budgets has two groups: their returns do not compare.
+            if rollouts.first_group.task == group.task and rollouts.limits == limits:
+                rollouts.episodes += group.episodes
+                break
+        else:
+            joined.append(_TaskRollouts(group, list(group.episodes)))
+    return joined

@@ -1,12 +1,15 @@
-"""`scaler` moves the difficulty of each family with the policy's accuracy, after SCALER (arXiv 2601.04809). If it
-works, accuracy in training stays near the target while the difficulty rises.
+"""`scaler` moves the difficulty level of each family with the policy's accuracy, and rests families that are learned.
+
+Source: SCALER (arXiv 2601.04809), its difficulty controller and environment curation, with the constants of the
+released code. There a family that leaves is replaced by any other one, and active families have equal shares. Here it
+is replaced by a resting one, and the config's weights decide. docs/methods.md has the rest.
 
     d <- clip(d + clip(gain * (accuracy - target), -max_move, max_move), 0, top)      after every round, per family
     accuracy = (1 - f) acc(floor d) + f acc(ceil d), f = d - floor d; a task is of level ceil d with probability f
     a family leaves the active set after `stuck` rounds in a row without a right rollout, after `saturated` rounds in a
     row at its top, or when its d has not risen over the last `window` rounds (slope of a line through them <= 0)
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: accuracy in training stays near the target while the difficulty rises.
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 @dataclass(frozen=True)
 class Knob(Checked):
-    """What makes a family harder.
+    """How options of a family's source follow its level.
 
     Attributes:
-        options: of its source, all set to the level's value.
+        options: names of the options; all are set to the value of the level.
         low, high: values of the lowest and of the highest level.
-        step: between levels.
+        step: difference between the values of two levels.
         start: level to begin with.
     """
 
@@ -66,18 +69,18 @@ class Knob(Checked):
         """The highest level."""
         return (self.high - self.low) // self.step
 
-    def at(self, level: int) -> dict[str, int]:
-        """The options of a level."""
+    def options_at(self, level: int) -> dict[str, int]:
+        """Return the options of a level."""
         return dict.fromkeys(self.options, self.low + level * self.step)
 
 
 @dataclass
-class Track:
-    """How a family stands.
+class FamilyProgress:
+    """The difficulty of a family.
 
     Attributes:
-        level: d.
-        levels, accuracies: of the rounds since it became active, the last `window` of them.
+        level: d, the current level, between two whole levels.
+        levels, accuracies: of the rounds since the family became active, the last `window` of them.
     """
 
     level: float = 0.0
@@ -86,31 +89,38 @@ class Track:
 
 
 @dataclass
-class Standings:
-    """Active families, and how all stand."""
+class ScalerState:
+    """What the sampler remembers.
+
+    Attributes:
+        active: names of the active families.
+        progress: by the name of every family that was active.
+    """
 
     active: list[str] = field(default_factory=list)
-    tracks: dict[str, Track] = field(default_factory=dict)
+    progress: dict[str, FamilyProgress] = field(default_factory=dict)
 
     def state_dict(self) -> Mapping[str, Any]:
-        tracks = {name: [track.level, track.levels, track.accuracies] for name, track in self.tracks.items()}
+        tracks = {name: [family.level, family.levels, family.accuracies] for name, family in self.progress.items()}
         return {"active": self.active, "tracks": tracks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.active = list(state["active"])
-        self.tracks = {name: Track(*track) for name, track in state["tracks"].items()}
+        self.progress = {name: FamilyProgress(*track) for name, track in state["tracks"].items()}
 
 
 @dataclass(frozen=True)
 class ScalerOptions(Checked):
-    """Attributes:
+    """Options of `Scaler`.
 
-    knobs: by family.
-    active: families that are drawn from at a time; `None`: all.
-    target: accuracy to hold.
-    gain, max_move: levels per unit of accuracy, and per round at most.
-    stuck, saturated, window: rounds, see above.
-    term: an episode is right if this term of the reward is above 0.
+    Attributes:
+        knobs: by the name of the family; a family without a knob has one level.
+        active: number of active families; `None`: all.
+        target: accuracy to hold.
+        gain: levels per unit of accuracy.
+        max_move: largest change of a level in a round.
+        stuck, saturated, window: numbers of rounds after which a family leaves, see the module.
+        term: reward term that is above 0 for a right episode.
     """
 
     knobs: Mapping[str, Knob]
@@ -124,114 +134,126 @@ class ScalerOptions(Checked):
     term: str = "correct"
 
 
-class Scaler(Stateful[Standings]):
-    """Families whose level follows their accuracy."""
+class Scaler(Stateful[ScalerState]):
+    """A task sampler whose families have levels that follow their accuracy."""
 
     Options = ScalerOptions
     options: ScalerOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._sources: dict[tuple[str, int], TaskSource] = {}  # made once for each family and level
+        self._source_by_level: dict[tuple[str, int], TaskSource] = {}
 
     def check_menu(self, menu: TaskMenu) -> None:
-        """That every knob is of a family that is drawn from, and that its source takes the lowest and highest level."""
-        names = _families(menu)
+        """Raise `ConfigError` for a knob of an unknown family, or one whose source refuses its lowest or top level."""
+        names = _get_families(menu)
         for name, knob in self.options.knobs.items():
             if name not in names:
                 raise ConfigError(
-                    f"knobs has the family '{name}', which rl.tasks does not draw from ({', '.join(names)})."
-                    + did_you_mean(name, names)
+                    f"knobs has the family '{name}', which rl.tasks does not draw from.{did_you_mean(name, names)} "
+                    f"Expected one of {', '.join(names)}"
                 )
             for level in (0, knob.top):
-                self._source(name, level, menu)
+                self._get_source(name, level, menu)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        self._curate(_families(menu), rng)
+        self._update_active(_get_families(menu), rng)
         weights = {name: menu.weights[name] for name in self.state.active}
         plans = []
         for _ in range(num_tasks):
             family = draw_family(weights, rng)
             level = self._draw_level(family, rng)
-            plans.append(
-                PlannedGroup(draw_task(family, self._source(family, level, menu), rng, level=level), menu.group_size)
-            )
+            task = draw_task(family, self._get_source(family, level, menu), rng, level=level)
+            plans.append(PlannedGroup(task, menu.group_size))
         return plans
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        found: dict[str, dict[int, list[bool]]] = {}
+        outcomes: dict[str, dict[int, list[bool]]] = {}  # by family and level
         for group in groups:
-            family, level = str(group.task.metadata["family"]), int(group.task.metadata.get("level", 0))
-            right = found.setdefault(family, {}).setdefault(level, [])
-            right += [succeeded(episode, self.options.term) for episode in group.episodes]
-        for family, by_level in found.items():
-            self._move(family, {level: sum(right) / len(right) for level, right in by_level.items()})
+            family = str(group.task.metadata["family"])
+            level = int(group.task.metadata.get("level", 0))
+            level_outcomes = outcomes.setdefault(family, {}).setdefault(level, [])
+            level_outcomes += [succeeded(episode, self.options.term) for episode in group.episodes]
+        for family, by_level in outcomes.items():
+            self._move_level(family, {level: sum(right) / len(right) for level, right in by_level.items()})
 
-    def _move(self, family: str, accuracies: Mapping[int, float]) -> None:
-        track = self._track(family)
-        share = {level: max(0.0, 1 - abs(track.level - level)) for level in accuracies}
-        total = sum(share.values())
-        if not total:  # levels that the family has left say nothing of where it is
+    def _move_level(self, family: str, accuracies: Mapping[int, float]) -> None:
+        """Move the level of a family by the accuracies of a round, which are by level."""
+        progress = self._get_progress(family)
+        # Only the two levels around d have a weight. Others are of tasks that were proposed before d moved.
+        weights = {level: max(0.0, 1 - abs(progress.level - level)) for level in accuracies}
+        total = sum(weights.values())
+        if not total:
             return
-        accuracy = sum(share[level] * accuracies[level] for level in share) / total
-        track.levels = [*track.levels, track.level][-self.options.window :]
-        track.accuracies = [*track.accuracies, accuracy][-self.options.window :]
-        move = min(
-            self.options.max_move, max(-self.options.max_move, self.options.gain * (accuracy - self.options.target))
-        )
-        track.level = min(float(self._top(family)), max(0.0, track.level + move))
+        accuracy = sum(weights[level] * accuracies[level] for level in weights) / total
+        progress.levels = [*progress.levels, progress.level][-self.options.window :]
+        progress.accuracies = [*progress.accuracies, accuracy][-self.options.window :]
+        move = self.options.gain * (accuracy - self.options.target)
+        move = min(self.options.max_move, max(-self.options.max_move, move))
+        progress.level = min(float(self._get_top(family)), max(0.0, progress.level + move))
 
-    def _curate(self, names: Sequence[str], rng: np.random.Generator) -> None:
-        """Fill the active set, and let those rest that teach no more, one each for one that rests."""
+    def _update_active(self, names: Sequence[str], rng: np.random.Generator) -> None:
+        """Fill the active set, and replace each learned or stuck family by one that rests, while there are any."""
         state = self.state
         count = len(names) if self.options.active is None else min(self.options.active, len(names))
         state.active = [name for name in state.active if name in names]
         state.active += [name for name in names if name not in state.active][: count - len(state.active)]
-        for place, family in enumerate(state.active):
+        for position, family in enumerate(state.active):
             resting = [name for name in names if name not in state.active]
-            if resting and self._teaches_no_more(family):
-                track = self._track(family)
-                track.levels, track.accuracies = [], []
-                state.active[place] = resting[int(rng.integers(len(resting)))]
+            if resting and self._should_leave(family):
+                progress = self._get_progress(family)
+                progress.levels = []
+                progress.accuracies = []
+                state.active[position] = resting[int(rng.integers(len(resting)))]
 
-    def _teaches_no_more(self, family: str) -> bool:
-        track, top = self._track(family), self._top(family)
-        wrong = track.accuracies[-self.options.stuck :]
-        if len(wrong) == self.options.stuck and not any(wrong):
+    def _should_leave(self, family: str) -> bool:
+        progress = self._get_progress(family)
+        top = self._get_top(family)
+        last_accuracies = progress.accuracies[-self.options.stuck :]
+        if len(last_accuracies) == self.options.stuck and not any(last_accuracies):
             return True
+        # A family of one level is always at its top and cannot rise.
         if not top:
             return False
-        high = track.levels[-self.options.saturated :]
-        if len(high) == self.options.saturated and all(level == top for level in high):
+        last_levels = progress.levels[-self.options.saturated :]
+        if len(last_levels) == self.options.saturated and all(level == top for level in last_levels):
             return True
-        return (
-            len(track.levels) == self.options.window and np.polyfit(range(self.options.window), track.levels, 1)[0] <= 0
-        )
+        if len(progress.levels) < self.options.window:
+            return False
+        slope = np.polyfit(range(self.options.window), progress.levels, 1)[0]
+        return bool(slope <= 0)
 
     def _draw_level(self, family: str, rng: np.random.Generator) -> int:
-        low = math.floor(level := self._track(family).level)
-        return low + int(rng.random() < level - low)
+        """Return one of the two levels around d, whose mean is d."""
+        level = self._get_progress(family).level
+        lower = math.floor(level)
+        return lower + int(rng.random() < level - lower)
 
-    def _source(self, family: str, level: int, menu: TaskMenu) -> TaskSource:
+    def _get_source(self, family: str, level: int, menu: TaskMenu) -> TaskSource:
+        """Return the source of a family at a level, which is made once."""
         if family not in self.options.knobs:
             return menu.sources[family]
         if menu.remake is None:
-            raise ConfigError(f"knobs.{family} changes options of a source, and these families are as they are")
-        known = self._sources
-        if (family, level) not in known:
-            known[family, level] = menu.remake(family, self.options.knobs[family].at(level))
-        return known[family, level]
+            raise ConfigError(
+                f"knobs.{family} changes options of a task source, and the sources of this menu cannot be made again; "
+                "remove the knob"
+            )
+        if (family, level) not in self._source_by_level:
+            options = self.options.knobs[family].options_at(level)
+            self._source_by_level[family, level] = menu.remake(family, options)
+        return self._source_by_level[family, level]
 
-    def _top(self, family: str) -> int:
+    def _get_top(self, family: str) -> int:
         return self.options.knobs[family].top if family in self.options.knobs else 0
 
-    def _track(self, family: str) -> Track:
+    def _get_progress(self, family: str) -> FamilyProgress:
         start = self.options.knobs[family].start if family in self.options.knobs else 0.0
-        return self.state.tracks.setdefault(family, Track(start))
+        return self.state.progress.setdefault(family, FamilyProgress(start))
 
-    def initial_state(self) -> Standings:
-        return Standings()
+    def initial_state(self) -> ScalerState:
+        return ScalerState()
 
 
-def _families(menu: TaskMenu) -> list[str]:
+def _get_families(menu: TaskMenu) -> list[str]:
+    """Return the names of the families with a weight above 0."""
     return [name for name, weight in menu.weights.items() if weight > 0]

@@ -1,123 +1,162 @@
-"""`state_zero` takes the predicted return of a task as the baseline, after V_0 (arXiv 2602.03584). If it works, groups
-of one learn, with a variance near that of `rloo`.
+"""`state_zero` takes the predicted return of a task as the baseline of every turn.
+
+Source: V_0 (arXiv 2602.03584), a value at state zero in place of a group's mean. There a large model is trained once
+and told of the policy by examples. Here a small regression is fitted anew after every step. docs/methods.md has the
+rest.
 
     A_k = R_k - V(task, budget);   V: ridge regression of returns on what is known of a task, fitted on earlier steps
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: groups of one learn, with a variance near that of `rloo`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from selfcest_env.plugin import Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import Limits, Task
+from selfcest_methods.buckets import FORGOTTEN, Floats
 from selfcest_training.credit.base import Credit, CreditAssigner, Internals, Promise, Replayed, broadcast, leave_one_out
 from selfcest_training.families import Bucket
 
-Floats = npt.NDArray[np.float64]
-# Family (with a size that is no number), size, documents, and budget in tokens: `None` where it is unlimited.
-Cell = tuple[str, float, int, int | None]
-FORGOTTEN = 1e-3  # rollouts that a cell, or a bucket, still counts for when it is dropped
+
+class TaskFeatures(NamedTuple):
+    """What is known of a task before anybody acts.
+
+    Attributes:
+        family: with the size in it if that is no number, as `family/size`.
+        size: 0 if it is no number.
+        documents: their number.
+        budget: in tokens; `None` if it is unlimited.
+    """
+
+    family: str
+    size: float
+    documents: int
+    budget: int | None
 
 
-def cell_of(task: Task, limits: Limits) -> Cell:
-    """What the model sees of a task at state zero."""
+def get_task_features(task: Task, limits: Limits) -> TaskFeatures:
+    """Return the features of a task that is played under these limits."""
     bucket = Bucket.of(task)
-    family = bucket.family if bucket.number is not None or bucket.size is None else f"{bucket.family}/{bucket.size}"
-    return family, bucket.number or 0.0, len(task.context), limits.total_tokens
+    family = bucket.family
+    if bucket.number is None and bucket.size is not None:
+        family = f"{bucket.family}/{bucket.size}"
+    return TaskFeatures(family, bucket.number or 0.0, len(task.context), limits.total_tokens)
 
 
 @dataclass
 class TaskValue:
-    """A regression on features of cells: 1, log(1 + documents), log(1 + budget), whether there is none, and per family
-    1 and log(1 + size) less its mean over the family's rollouts.
+    """A regression of a target, such as the return, on the features of tasks.
 
-    Ridge regression (`identity`) or, for targets from 0 to 1, logistic regression (`logit`), on means of cells weighed
-    by their rollouts, of which each step counts `decay` of the next. Solved anew at each fit: no learning rate, no
-    order of examples. A family that was not seen has no features of its own: its value is the mean of
+    The columns are 1, log(1 + documents), log(1 + budget), whether the budget is unlimited, and for each family 1 and
+    log(1 + size) less its mean over the rollouts of the family. So a family that was not seen gets the mean of the
     families, each at its own mean size.
 
+    It is fitted on the means of tasks with equal features, weighted by their rollouts. It is solved anew at each fit,
+    so there is no learning rate, and the order of examples does not matter.
+
     Attributes:
-        cells: rollouts and sum of their targets.
+        decay: weight of a step's rollouts at the next step.
+        ridge: penalty, in rollouts.
+        link: `identity` for ridge regression; `logit` for logistic regression on targets from 0 to 1.
+        sums: weighted number of rollouts and weighted sum of targets, by features.
     """
 
     decay: float
     ridge: float
     link: Literal["identity", "logit"]
-    cells: dict[Cell, tuple[float, float]] = field(default_factory=dict)
-    _middles: dict[str, float] = field(default_factory=dict)
+    sums: dict[TaskFeatures, tuple[float, float]] = field(default_factory=dict)
+    _mean_log_sizes: dict[str, float] = field(default_factory=dict)
     _weights: Floats | None = None
 
     @property
-    def fitted(self) -> bool:
+    def is_fitted(self) -> bool:
         return self._weights is not None
 
-    def __call__(self, cell: Cell) -> float:
-        """The prediction; not a number before the first fit."""
+    def __call__(self, features: TaskFeatures) -> float:
+        """Return the predicted target; `nan` before the first fit."""
         if self._weights is None:
             return float("nan")
-        found = float(self._features([cell])[0] @ self._weights)
-        return found if self.link == "identity" else float(_sigmoid(np.array(found)))
+        prediction = float(self._build_rows([features])[0] @ self._weights)
+        return prediction if self.link == "identity" else float(_sigmoid(np.array(prediction)))
 
-    def fit(self, found: Sequence[tuple[Cell, float]]) -> None:
-        """Learn from a step's rollouts, each with its target."""
-        cells = {cell: (self.decay * count, self.decay * total) for cell, (count, total) in self.cells.items()}
-        for cell, target in found:
-            count, total = cells.get(cell, (0.0, 0.0))
-            cells[cell] = count + 1, total + target
-        self.cells = {cell: sums for cell, sums in cells.items() if sums[0] > FORGOTTEN}
+    def fit(self, targets: Sequence[tuple[TaskFeatures, float]]) -> None:
+        """Learn from a step's rollouts, each with the features of its task and its target."""
+        sums = {features: (self.decay * count, self.decay * total) for features, (count, total) in self.sums.items()}
+        for features, target in targets:
+            count, total = sums.get(features, (0.0, 0.0))
+            sums[features] = (count + 1, total + target)
+        self.sums = {features: (count, total) for features, (count, total) in sums.items() if count > FORGOTTEN}
         self._solve()
 
     def _solve(self) -> None:
-        self._weights, self._middles = None, {}
-        if not self.cells:
+        self._weights = None
+        self._mean_log_sizes = {}
+        if not self.sums:
             return
-        for family in sorted({family for family, *_ in self.cells}):
-            found = [(np.log1p(size), n) for (of, size, *_), (n, _) in self.cells.items() if of == family]
-            sizes, counts = np.array(found).T
-            self._middles[family] = float(np.average(sizes, weights=counts))
-        features = self._features(list(self.cells))
-        counts, totals = np.array(list(self.cells.values())).T
-        penalty = self.ridge * np.diag([1e-6, *[1.0] * (features.shape[1] - 1)])  # the mean is free
+        for family in sorted({features.family for features in self.sums}):
+            weighted_sizes = [(np.log1p(f.size), count) for f, (count, _) in self.sums.items() if f.family == family]
+            log_sizes, counts = np.array(weighted_sizes).T
+            self._mean_log_sizes[family] = float(np.average(log_sizes, weights=counts))
+        rows = self._build_rows(list(self.sums))
+        counts, totals = np.array(list(self.sums.values())).T
+        # The intercept is almost free of the penalty, which pulls everything else towards 0.
+        penalty = self.ridge * np.diag([1e-6, *[1.0] * (rows.shape[1] - 1)])
         if self.link == "identity":
-            weighted = features.T * counts
-            self._weights = np.linalg.solve(weighted @ features + penalty, features.T @ totals)
-            return
-        weights = np.zeros(features.shape[1])
-        for _ in range(50):  # Newton's method; no step moves a logit by more than 2
-            p = _sigmoid(features @ weights)
-            slope = features.T @ (counts * p - totals) + penalty @ weights
-            curvature = (features.T * (counts * p * (1 - p))) @ features + penalty
-            move = np.linalg.solve(curvature, slope)
-            far = float(np.abs(features @ move).max())
-            weights = weights - move * min(1.0, 2.0 / max(far, 1e-12))
-            if far < 1e-9:
-                break
-        self._weights = weights
+            self._weights = np.linalg.solve((rows.T * counts) @ rows + penalty, rows.T @ totals)
+        else:
+            self._weights = _solve_logistic(rows, counts, totals, penalty)
 
-    def _features(self, cells: Sequence[Cell]) -> Floats:
-        places = {family: 4 + 2 * i for i, family in enumerate(self._middles)}
-        rows = np.zeros((len(cells), 4 + 2 * len(places)))
-        for row, (family, size, documents, budget) in zip(rows, cells, strict=True):
-            row[:4] = 1.0, np.log1p(documents), 0.0 if budget is None else np.log1p(budget), budget is None
-            if family in places:
-                row[places[family] :][:2] = 1.0, np.log1p(size) - self._middles[family]
+    def _build_rows(self, tasks: Sequence[TaskFeatures]) -> Floats:
+        """Return the design matrix, [tasks, columns]."""
+        column_by_family = {family: 4 + 2 * i for i, family in enumerate(self._mean_log_sizes)}
+        rows = np.zeros((len(tasks), 4 + 2 * len(column_by_family)))
+        for row, (family, size, documents, budget) in zip(rows, tasks, strict=True):
+            log_budget = 0.0 if budget is None else np.log1p(budget)
+            row[:4] = [1.0, np.log1p(documents), log_budget, budget is None]
+            if family in column_by_family:
+                column = column_by_family[family]
+                row[column : column + 2] = [1.0, np.log1p(size) - self._mean_log_sizes[family]]
         return rows
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"cells": [[*cell, *sums] for cell, sums in self.cells.items()]}
+        return {"cells": [[*features, *sums] for features, sums in self.sums.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.cells = {(f, float(s), d, b): (n, total) for f, s, d, b, n, total in state["cells"]}
+        self.sums = {}
+        for family, size, documents, budget, count, total in state["cells"]:
+            self.sums[TaskFeatures(family, float(size), documents, budget)] = (count, total)
         self._solve()
+
+
+def _solve_logistic(rows: Floats, counts: Floats, totals: Floats, penalty: Floats) -> Floats:
+    """Return the weights of a penalised logistic regression by Newton's method.
+
+    Args:
+        rows: design matrix, [N, D].
+        counts: rollouts of each row, [N].
+        totals: sum of the targets of each row, [N].
+        penalty: [D, D].
+    """
+    weights = np.zeros(rows.shape[1])
+    for _ in range(50):
+        p = _sigmoid(rows @ weights)
+        gradient = rows.T @ (counts * p - totals) + penalty @ weights
+        hessian = (rows.T * (counts * p * (1 - p))) @ rows + penalty
+        step = np.linalg.solve(hessian, gradient)
+        # A full step can overshoot where almost all targets are 0 or 1, so no logit moves by more than 2.
+        largest_move = float(np.abs(rows @ step).max())
+        weights = weights - step * min(1.0, 2.0 / max(largest_move, 1e-12))
+        if largest_move < 1e-9:
+            break
+    return weights
 
 
 def _sigmoid(x: Floats) -> Floats:
@@ -126,13 +165,20 @@ def _sigmoid(x: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class StateZeroOptions(Checked):
+    """Options of `StateZero`.
+
+    Attributes:
+        decay: weight of a step's returns at the next step.
+        ridge: penalty of the regression, in rollouts.
+    """
+
     decay: Share = 0.9
     ridge: Annotated[float, Above(0)] = 0.1
 
 
 class StateZero(Stateful[TaskValue], CreditAssigner):
-    """Options: `decay` (default 0.9), the weight of a step's returns against the next's; `ridge` (default 0.1), in
-    rollouts."""
+    """Options: `decay` (default 0.9), the weight of a step's returns at the next step; `ridge` (default 0.1), the
+    penalty of the regression in rollouts."""
 
     name: ClassVar[str] = "state_zero"
     formula: ClassVar[str] = "A = R - V(task, budget), V learned from earlier steps, every turn"
@@ -145,15 +191,19 @@ class StateZero(Stateful[TaskValue], CreditAssigner):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         returns = [episode.team_return for episode in group.episodes]
-        if not self.state.fitted:
+        if not self.state.is_fitted:
             return Credit(broadcast(group, leave_one_out(group) if len(returns) > 1 else returns))
-        errors = [r - self.state(cell_of(e.task, e.limits)) for r, e in zip(returns, group.episodes, strict=True)]
-        missed = {"state_zero_error": float(np.mean(np.square(errors)))}
-        return Credit(broadcast(group, errors), diagnostics=missed)
+        values = [self.state(get_task_features(episode.task, episode.limits)) for episode in group.episodes]
+        errors = [team_return - value for team_return, value in zip(returns, values, strict=True)]
+        diagnostics = {"state_zero_error": float(np.mean(np.square(errors)))}
+        return Credit(broadcast(group, errors), diagnostics=diagnostics)
 
     def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        episodes = [episode for group in groups for episode in group.episodes]
-        self.state.fit([(cell_of(episode.task, episode.limits), episode.team_return) for episode in episodes])
+        targets = []
+        for group in groups:
+            for episode in group.episodes:
+                targets.append((get_task_features(episode.task, episode.limits), episode.team_return))
+        self.state.fit(targets)
 
     def initial_state(self) -> TaskValue:
         return TaskValue(self.options.decay, self.options.ridge, "identity")

@@ -1,10 +1,13 @@
-"""`v0_router` hands each task to the strategy with the highest predicted worth, after V_0 (arXiv 2602.03584). If it
-works, its reward is above that of every single strategy.
+"""`v0_router` has each task played by the strategy with the highest predicted worth.
+
+Source: V_0 (arXiv 2602.03584, from the abstract), its use as a router between models. There a large model is told of
+each model's ability by examples. Here two small regressions per strategy are fitted on the results of an earlier study.
+docs/methods.md has the rest.
 
     worth(strategy, task) = p(strategy, task) - price * units(strategy, task) / 1000
-    p, units: regressions (logistic, linear) on family, size, number of documents and budget, one each per strategy
+    p, units: logistic and linear regression on family, size, number of documents and budget
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: its reward is above that of every single strategy.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ from selfcest_eval.play.costs import Costs
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Result, read_results
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy
-from selfcest_methods.state_zero import TaskValue, cell_of
+from selfcest_methods.state_zero import TaskFeatures, TaskValue, get_task_features
 
-_BOTH = {"monolithic": PlugIn("monolithic"), "delegate": PlugIn("delegate")}
+_DEFAULT_STRATEGIES = {"monolithic": PlugIn("monolithic"), "delegate": PlugIn("delegate")}
 
 
 @stored_as(
@@ -42,13 +45,15 @@ _BOTH = {"monolithic": PlugIn("monolithic"), "delegate": PlugIn("delegate")}
 )
 @dataclass(frozen=True)
 class V0Router(Strategy, Checked):
-    """Attributes:
-    history: results of an earlier study, its `results.jsonl`; empty: none.
-    strategies: by the names that they have in the history, each with its `name` and `options`; `None`: `monolithic` and
-        `delegate`.
-    cost: whose units have a price.
-    price: accuracy that a thousand units are worth.
-    ridge: of the regressions, in instances.
+    """A strategy that hands each task to one of several strategies.
+
+    Attributes:
+        history: path of the `results.jsonl` of an earlier study; empty: no history.
+        strategies: by their labels in the history, each with its `name` and `options`; `None`: `monolithic` and
+            `delegate`.
+        cost: name of the cost that has a price.
+        price: accuracy that a thousand units of the cost are worth.
+        ridge: penalty of the regressions, in instances.
     """
 
     history: str = ""
@@ -59,135 +64,165 @@ class V0Router(Strategy, Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.inside:
+        if not self.inner:
             raise ConfigError("strategies is empty; name at least one to route to")
-        for label, strategy in self.inside.items():
+        for label, strategy in self.inner.items():
             if strategy.oracle or strategy.uses_expert:
                 raise ConfigError(
-                    f"strategies.{label} needs what no player can know, an expert or the grades; expected strategies "
+                    f"strategies.{label} uses an expert or the grades, which no player can know; expected a strategy "
                     "that a policy plays by itself"
                 )
-        _ = self._known  # what is wrong with the history is wrong with the config
+        # Reading the history here reports its errors as errors of the config.
+        _ = self._history_model
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        inside = [[label, strategy.recipe] for label, strategy in self.inside.items()]  # of equals the first plays
-        return {**super().recipe, "history": self._digest, "strategies": inside}
+        # Pairs and no mapping, because the order counts: of equal strategies the first one plays.
+        inner_recipes = [[label, strategy.recipe] for label, strategy in self.inner.items()]
+        return {**super().recipe, "history": self._digest, "strategies": inner_recipes}
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        return self.inside[self.route(task, limits)].limits(limits, task)
+        return self.inner[self.route(task, limits)].limits(limits, task)
 
     def check(self, context: PlayContext) -> None:
-        for strategy in self.inside.values():
+        for strategy in self.inner.values():
             strategy.check(context)
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         for task in tasks:
-            self._check_unknown(task)
+            self._check_not_in_history(task)
         super().check_tasks(tasks, source)
 
     def players(self) -> tuple[Strategy, ...]:
-        return tuple(player for strategy in self.inside.values() for player in strategy.players())
+        players: list[Strategy] = []
+        for strategy in self.inner.values():
+            players += strategy.players()
+        return tuple(players)
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         routes = [self.route(instance.task, context.limits) for instance in instances]
-        played: dict[int, Episodes] = {}
-        for label, strategy in self.inside.items():
-            chosen = [i for i, route in enumerate(routes) if route == label]
-            if chosen:
-                played |= zip(chosen, strategy.play([instances[i] for i in chosen], context, player), strict=True)
-        return [played[i] for i in range(len(instances))]
+        episodes_by_position: dict[int, Episodes] = {}
+        for label, strategy in self.inner.items():
+            positions = [i for i, route in enumerate(routes) if route == label]
+            if positions:
+                episodes = strategy.play([instances[i] for i in positions], context, player)
+                episodes_by_position.update(zip(positions, episodes, strict=True))
+        return [episodes_by_position[i] for i in range(len(instances))]
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
-        return self._player_of(episodes).choose(episodes, grades)
+        return self._get_player(episodes).choose(episodes, grades)
 
     def waited(self, episodes: Episodes) -> bool:
-        return self._player_of(episodes).waited(episodes)
+        return self._get_player(episodes).waited(episodes)
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return self._player_of(episodes).executed(episodes)
+        return self._get_player(episodes).executed(episodes)
 
     def route(self, task: Task, limits: Limits) -> str:
-        """The name of the strategy that plays a task. Raises `ConfigError` for one that stands in the history."""
-        self._check_unknown(task)
-        worth = {label: self._worth(label, task, limits) for label in self.inside}
+        """Return the label of the strategy that plays a task; of equally good ones the first.
+
+        Raises:
+            ConfigError: the task is in the history.
+        """
+        self._check_not_in_history(task)
+        worth = {label: self._compute_worth(label, task, limits) for label in self.inner}
         return max(worth, key=lambda label: worth[label])
 
-    def _check_unknown(self, task: Task) -> None:
-        if task.task_id in self._known.tasks:
+    def _check_not_in_history(self, task: Task) -> None:
+        if task.task_id in self._history_model.task_ids:
             raise ConfigError(
-                f"history {self.history} has the instance {task.task_id} that is to be played, and knows what came of "
-                "it; make the history with another task_seed"
+                f"history {self.history} has the instance {task.task_id} that is to be played, with its outcome; make "
+                "the history with another task_seed"
             )
 
-    def predicted(self, label: str, task: Task, limits: Limits) -> tuple[float, float]:
-        """Of a strategy the probability that it is right, no number without a history, and the units that it costs."""
-        cell, units = cell_of(task, limits), self._known.units[label]
-        return self._known.right[label](cell), max(0.0, units(cell)) if units.fitted else 0.0
+    def predict(self, label: str, task: Task, limits: Limits) -> tuple[float, float]:
+        """Return the predicted accuracy and cost of a strategy; without a history `nan` and 0."""
+        features = get_task_features(task, limits)
+        cost = self._history_model.cost[label]
+        # A linear regression can predict a negative cost.
+        units = max(0.0, cost(features)) if cost.is_fitted else 0.0
+        return self._history_model.accuracy[label](features), units
 
-    def _worth(self, label: str, task: Task, limits: Limits) -> float:
-        right, units = self.predicted(label, task, limits)
-        return right - self.price * units / 1000 if self.history else 0.0
+    def _compute_worth(self, label: str, task: Task, limits: Limits) -> float:
+        if not self.history:
+            return 0.0
+        accuracy, units = self.predict(label, task, limits)
+        return accuracy - self.price * units / 1000
 
-    def _player_of(self, episodes: Episodes) -> Strategy:
-        """An instance's first episode has the whole budget, so its route is found again."""
-        return self.inside[self.route(episodes[0].task, episodes[0].limits)]
+    def _get_player(self, episodes: Episodes) -> Strategy:
+        """Return the strategy that played these episodes of a task."""
+        # The first episode had the limits of the whole strategy, as the task had when it was routed.
+        return self.inner[self.route(episodes[0].task, episodes[0].limits)]
 
     @cached_property
-    def inside(self) -> Mapping[str, Strategy]:
-        """The strategies that are routed to, by name."""
-        named = _BOTH if self.strategies is None else self.strategies
-        return {label: make_strategy(spec.name, spec.options, f"strategies.{label}") for label, spec in named.items()}
+    def inner(self) -> Mapping[str, Strategy]:
+        """The strategies by label."""
+        specs = _DEFAULT_STRATEGIES if self.strategies is None else self.strategies
+        return {label: make_strategy(spec.name, spec.options, f"strategies.{label}") for label, spec in specs.items()}
 
     @cached_property
     def _digest(self) -> str:
         return digest(Path(self.history).read_text(encoding="utf-8")) if self.history else ""
 
     @cached_property
-    def _known(self) -> _Known:
-        found: dict[str, list[Result]] = {label: [] for label in self.inside}
-        if self.history:
-            results = self._read()
+    def _history_model(self) -> _HistoryModel:
+        model = _HistoryModel({}, {}, set())
+        for label, results in self._read_history().items():
+            outcomes: list[tuple[TaskFeatures, float]] = []
+            units: list[tuple[TaskFeatures, float]] = []
             for result in results:
-                if result.place.strategy in found:
-                    found[result.place.strategy].append(result)
-            absent = [label for label, those in found.items() if not those]
-            if absent:
-                played = sorted({result.place.strategy for result in results})
-                raise ConfigError(
-                    f"history {self.history} has no result of '{absent[0]}', only of {', '.join(played) or 'nothing'}."
-                    + did_you_mean(absent[0], played)
-                )
-        known = _Known({}, {}, frozenset(result.place.task_id for those in found.values() for result in those))
-        for label, those in found.items():
-            cells = [(cell_of(result.episodes[0].task, result.episodes[0].limits), result) for result in those]
-            known.right[label] = TaskValue(1.0, self.ridge, "logit")
-            known.right[label].fit([(cell, float(result.grade.correct)) for cell, result in cells])
-            known.units[label] = TaskValue(1.0, self.ridge, "identity")
-            known.units[label].fit([(cell, self._units(costs)) for cell, r in cells if (costs := r.costs) is not None])
-        return known
+                features = get_task_features(result.episodes[0].task, result.episodes[0].limits)
+                outcomes.append((features, float(result.grade.correct)))
+                # A task whose prompt fits no budget has no costs.
+                if result.costs is not None:
+                    units.append((features, self._get_units(result.costs)))
+                model.task_ids.add(result.place.task_id)
+            model.accuracy[label] = TaskValue(1.0, self.ridge, "logit")
+            model.accuracy[label].fit(outcomes)
+            model.cost[label] = TaskValue(1.0, self.ridge, "identity")
+            model.cost[label].fit(units)
+        return model
 
-    def _read(self) -> list[Result]:
+    def _read_history(self) -> dict[str, list[Result]]:
+        """Return the results of each strategy; empty lists without a history.
+
+        Raises:
+            ConfigError: the history cannot be read, or lacks a strategy.
+        """
+        results_by_label: dict[str, list[Result]] = {label: [] for label in self.inner}
+        if not self.history:
+            return results_by_label
         try:
-            return list(read_results(Path(self.history), whole=True))
+            results = list(read_results(Path(self.history), whole=True))
         except (OSError, SelfcestError) as error:
             raise ConfigError(
                 f"history {self.history} cannot be read ({error}); name a study's results.jsonl"
             ) from error
+        for result in results:
+            if result.place.strategy in results_by_label:
+                results_by_label[result.place.strategy].append(result)
+        labels = sorted({result.place.strategy for result in results})
+        for label, label_results in results_by_label.items():
+            if not label_results:
+                raise ConfigError(
+                    f"history {self.history} has no result of '{label}'.{did_you_mean(label, labels)} It has results "
+                    f"of {', '.join(labels) or 'no strategy'}"
+                )
+        return results_by_label
 
-    def _units(self, costs: Costs) -> float:
+    def _get_units(self, costs: Costs) -> float:
         if self.cost not in costs:
             raise ConfigError(
-                f"cost is '{self.cost}', which history {self.history} has not ({', '.join(costs)})."
-                + did_you_mean(self.cost, costs)
+                f"history {self.history} has no cost '{self.cost}'.{did_you_mean(self.cost, costs)} Expected one of "
+                f"{', '.join(costs)}"
             )
         return float(costs[self.cost])
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What the history says of each strategy, and the instances that it has."""
+class _HistoryModel:
+    """The regressions by label, and the ids of all tasks of the history."""
 
-    right: dict[str, TaskValue]
-    units: dict[str, TaskValue]
-    tasks: frozenset[str]
+    accuracy: dict[str, TaskValue]
+    cost: dict[str, TaskValue]
+    task_ids: set[str]
