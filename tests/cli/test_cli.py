@@ -149,7 +149,7 @@ def test_help_at_80_columns_cuts_no_word(path: tuple[str, ...]) -> None:
         (["evaluate", "-c", "missing.yaml"], ["no config file missing.yaml"]),
         (["evaluate", "policy=runs/a/b/seed{seed}/model"], ["folder is runs/a/b/seed{seed}/model", "train first"]),
         (["solve", "1?", "--policy", "delegate"], ["nor a policy delegate", "Did you mean 'delegating'"]),
-        (["compare", "a", "b"], ["a holds no study.yaml"]),
+        (["compare", "a", "b"], ["a holds no config.yaml of a run and no study.yaml"]),
         (["report", "a"], ["a holds no config.yaml of a run and no study.yaml"]),
         (["report", "a", "b", "--html", "r.html"], ["a holds no config.yaml of a run and no study.yaml"]),
         (["report", "a", "--html", "r"], ["--html r does not end in .html"]),

@@ -26,10 +26,10 @@ from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Ta
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.report import page
 from selfcest_eval.report import study_report as report
-from selfcest_eval.report.findings import failures, findings, rivals
+from selfcest_eval.report.findings import analyze, compare_best_baselines
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import grouped, learning
-from selfcest_eval.report.page import Trees, delegation_rows, result_rows, rows_of_source, source_data
+from selfcest_eval.report.page import Trees, delegation_rows, result_rows, source_data
 from selfcest_eval.report.pathologies import (
     MEANINGS,
     MIN_EPISODES,
@@ -47,6 +47,7 @@ from selfcest_eval.report.pathologies import (
 )
 from selfcest_eval.report.reading import reading_of
 from selfcest_eval.report.sources import Source, config_of, read_sources
+from selfcest_eval.report.verdict import report_on
 from selfcest_eval.stats.decision import Choice, InstanceOutcome, judge
 from selfcest_eval.stats.decision_table import Decided, ForcedTriple
 from selfcest_eval.stats.frontier import Point
@@ -152,7 +153,7 @@ def test_a_refused_read_is_no_refused_call() -> None:
 
 def test_what_to_do_against_refused_reads_speaks_of_reads(tmp_path: Path) -> None:
     sick = {("refused reads", "monolithic"): Count(9, 10)}
-    after = findings(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, pathologies=sick))[-1].text
+    after = report_on(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, pathologies=sick)).answers[-1].text
     assert "Against refused reads of monolithic: raise limits.max_reads" in after
     assert "total_tokens" not in after
 
@@ -275,7 +276,7 @@ def source(tmp_path: Path, accuracy: dict[str, float], family: str = "range", **
 
 def test_the_five_lines_follow_from_the_numbers(tmp_path: Path) -> None:
     clear = source(tmp_path, {"delegate": 1.0, "monolithic": 0.95})
-    lines = findings(clear)
+    lines = report_on(clear).answers
     assert [one.question for one in lines] == [
         "What was learned", "Who wins on which cost", "How sure", "What failed", "What to try next",
     ]  # fmt: skip
@@ -291,23 +292,23 @@ def test_sizes_beyond_training_are_told_from_trained_ones_and_costs_that_agree_a
     plain, far = (source(tmp_path, {"delegate": share, "monolithic": share / 2}) for share in (1.0, 0.25))
     beyond = replace(plain, cells=[plain.cells[0], replace(far.cells[1], shift="out")])
     apart = "delegate: 1.00 on trained sizes, 0.25 beyond; monolithic: 0.50 on trained sizes, 0.12 beyond"
-    wins = findings(beyond)[1].text
+    wins = report_on(beyond).answers[1].text
     assert apart in wins
-    assert "beyond" not in findings(plain)[1].text
-    assert "is ahead at equal cost of every kind" in findings(plain)[1].text
-    assert "critical path" not in findings(plain)[1].text
-    equal = findings(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}))[1].text
+    assert "beyond" not in report_on(plain).answers[1].text
+    assert "is ahead at equal cost of every kind" in report_on(plain).answers[1].text
+    assert "critical path" not in report_on(plain).answers[1].text
+    equal = report_on(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0})).answers[1].text
     assert "(as accurate, for 0.50 times the cost of every kind)" in equal
 
 
 def test_who_does_not_win_is_not_said_to(tmp_path: Path) -> None:
-    behind = findings(source(tmp_path, {"delegate": 0.2, "monolithic": 1.0}))[1].text
+    behind = report_on(source(tmp_path, {"delegate": 0.2, "monolithic": 1.0})).answers[1].text
     assert "ahead" not in behind.replace("ahead at some", "")
     few = source(tmp_path, {"delegate": 1.0, "monolithic": 0.9})
     few = replace(few, cells=[_cut(curves, 8) for curves in few.cells])
-    assert "not judged, on fewer than 20 instances, at any equal cost" in findings(few)[1].text
-    [pair] = rivals(source(tmp_path, {"delegate": 1.0, "monolithic": 0.8, "best_of_n": 1.0}))
-    assert pair.rival == "monolithic", "an oracle is no rival"
+    assert "not judged, on fewer than 20 instances, at any equal cost" in report_on(few).answers[1].text
+    [pair] = compare_best_baselines(source(tmp_path, {"delegate": 1.0, "monolithic": 0.8, "best_of_n": 1.0}))
+    assert pair.strategy == "monolithic", "an oracle is no baseline"
 
 
 def _cut(curves: Curves, count: int) -> Curves:
@@ -322,10 +323,10 @@ def test_an_incompetent_baseline_and_a_common_pathology_are_said_first_and_what_
     sick = {("ignored replies", "delegate"): Count(9, 10), ("serial collapse", "delegate"): Count(9, 100)}
     sick |= {("refused without recovery", "delegate"): Count(1, 1)}
     weak = source(tmp_path, {"delegate": 1.0, "monolithic": 0.5}, pathologies=sick)
-    said_first = failures(weak)
+    said_first = report_on(weak).failures
     assert said_first[0].startswith("monolithic does not solve the smallest range (0.50 [")
     assert said_first[-1] == "delegate: ignored replies, 9 of 10", "neither 9 of 100 nor 1 of 1 is common"
-    after = findings(weak)[-1].text
+    after = report_on(weak).answers[-1].text
     assert after.startswith("Before any gap is read, give monolithic a policy that was trained for it")
     assert "against ignored replies of delegate: check that replies fit" in after
 
@@ -340,15 +341,15 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
     item = Decided(ForcedTriple("delegate", "always", "never"), "range", 240, played, judged)
     made = source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, decisions=[item])
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
-        findings(made)[1].text
+        report_on(made).answers[1].text
     )
-    [row] = source_data(made, rows_of_source(made), Trees(tmp_path / "t.html"))["decisions"][0]["seeds"]
+    [row] = source_data(report_on(made), Trees(tmp_path / "t.html"))["decisions"][0]["seeds"]
     assert (row["threshold"], row["f1"], row["regret"]) == (9, 1.0, pytest.approx(0.0))
 
 
 def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     made = source(tmp_path, {"delegate": 0.75, "monolithic": 1.0})
-    rows = result_rows(made, rows_of_source(made))
+    rows = result_rows(made, analyze(made).rows)
     assert [(row["size"], row["strategy"], row["pooled"]) for row in rows] == [
         ("s", "delegate", False), ("s", "monolithic", False), ("l", "delegate", False), ("l", "monolithic", False),
         ("all sizes", "delegate", True), ("all sizes", "monolithic", True),
@@ -359,7 +360,7 @@ def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     assert rows[1]["accuracy"] == [1.0, pytest.approx(1 - 3 / 40), 1.0], "40 of 40 are not known to be all"
     assert rows[5]["accuracy"] == [1.0, pytest.approx(1 - 3 / 80), 1.0]
     failing = source(tmp_path, {"delegate": 0.0, "monolithic": 1.0})
-    wrong = result_rows(failing, rows_of_source(failing))
+    wrong = result_rows(failing, analyze(failing).rows)
     assert wrong[0]["accuracy"] == [0.0, 0.0, pytest.approx(3 / 40)]
     shares = delegation_rows(made)
     assert [(row["size"], row["share"][0], row["clones"][0]) for row in shares] == [("s", 1.0, 2.0), ("l", 1.0, 2.0)]
@@ -386,7 +387,7 @@ def test_no_name_and_no_text_becomes_a_part_of_the_page(tmp_path: Path) -> None:
     sick = {("ignored replies", HOSTILE): Count(1, 1, Occurrence(tmp_path / HOSTILE[:5], record, HOSTILE, A, 0))}
     made = source(tmp_path, {"delegate": 1.0, "monolithic": 0.1}, family=HOSTILE, pathologies=sick, warnings=[HOSTILE])
     made = replace(made, name=HOSTILE, sessions=[{"command": HOSTILE, "versions": {}, "gpus": [], "cores": 1}])
-    written = page.write_report_page([made], tmp_path / "r.html", lambda _: [])
+    written = page.write_report_page([report_on(made)], tmp_path / "r.html", lambda _: [])
     names = {path.relative_to(tmp_path).as_posix() for path in written}
     assert {"r.html", "r_trace.html", "r_files/results.csv", "r_files/frontier_total_tokens.svg"} <= names
     for name in ("r.html", "r_trace.html"):

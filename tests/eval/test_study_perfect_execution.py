@@ -37,7 +37,7 @@ from selfcest_eval.play.strategies import STRATEGIES, Instance, PlayContext, Str
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.training_run import styles_of
-from selfcest_eval.report.words import at_equal_accuracy
+from selfcest_eval.report.words import equal_accuracy_line
 from selfcest_eval.stats.frontier import PerfectExecution, Point, match
 from selfcest_training.config_file import load_config, parse_as
 
@@ -383,7 +383,7 @@ COSTS = ("total_tokens",)
 
 def said(first: Point, second: Point, least: float) -> str:
     found = match(first, second, resampler(len(first.correct)), COSTS, least)
-    return at_equal_accuracy(found, "a", "b", least)
+    return equal_accuracy_line(found, "a", "b", least)
 
 
 def test_costs_are_compared_where_accuracies_are_equal() -> None:
@@ -502,7 +502,7 @@ def test_mistakes_in_prices(tmp_path: Path, changes: dict[str, Any], words: list
 
 
 def test_no_cost_but_zero_is_shown_as_zero() -> None:
-    shown = {value: report._number(value) for value in (0.0, 12.34, 0.25, 0.0625, 0.000_012_34, 6e-7)}
+    shown = {value: report._format_number(value) for value in (0.0, 12.34, 0.25, 0.0625, 0.000_012_34, 6e-7)}
     assert shown == {
         0.0: "0.0", 12.34: "12.3", 0.25: "0.25", 0.0625: "0.0625", 1.234e-5: "0.0000123", 6e-7: "0.0000006",
     }  # fmt: skip

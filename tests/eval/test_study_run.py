@@ -304,7 +304,7 @@ def test_a_strategy_that_no_budget_lets_begin_is_a_warning(tmp_path: Path) -> No
     [(0.002304, 1, "0.0023"), (0.153, 1, "0.153"), (12.34, 1, "12.3"), (0.0, 1, "0.0"), (-0.5, 3, "-0.5")],
 )
 def test_a_cost_of_a_fraction_of_a_cent_is_not_shown_as_nothing(mean: float, digits: int, shown: str) -> None:
-    assert report._mean(Estimate(mean, mean, mean), digits) == shown
+    assert report._format_mean(Estimate(mean, mean, mean), digits) == shown
 
 
 def test_scripts_and_endings_are_columns(tmp_path: Path) -> None:
@@ -800,7 +800,7 @@ def test_compare_names_what_does_not_match(tmp_path: Path, finished: Path) -> No
         )
     with pytest.raises(ConfigError, match="cannot be compared: their reward is"):
         compare_studies(tmp_path / "s", changed_reward(tmp_path), QUIET)
-    with pytest.raises(ConfigError, match=r"holds no study.yaml; expected the folder of a finished study"):
+    with pytest.raises(ConfigError, match=r"holds no config.yaml of a run and no study.yaml"):
         compare_studies(tmp_path / "s", tmp_path, QUIET)
 
 

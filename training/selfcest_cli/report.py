@@ -10,10 +10,10 @@ from rich.console import Console
 from selfcest_cli.study import print_study
 from selfcest_cli.trace import check_output_file, renderers_of
 from selfcest_env.errors import ConfigError
-from selfcest_eval.report.findings import failures, findings
 from selfcest_eval.report.page import write_report_page
 from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_eval.report.sources import config_of, read_sources
+from selfcest_eval.report.verdict import report_on
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import locked
 from selfcest_training.run.display import print_report
@@ -43,13 +43,14 @@ def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
     if out.suffix != ".html":
         raise ConfigError(f"--html {out} does not end in .html; name a file that does")
     check_output_file("--html", out)
-    sources = read_sources(folders)
-    written = write_report_page(sources, out, renderers_of)
+    reports = [report_on(source) for source in read_sources(folders)]
+    written = write_report_page(reports, out, renderers_of)
     lines = []
-    for source in sources:
-        lines += [source.name] if len(sources) > 1 else []
-        lines += [f"warning: {line}" for line in failures(source)]
-        lines += [f"{finding.question}: {finding.text}" for finding in findings(source)]
+    for report in reports:
+        if len(reports) > 1:
+            lines.append(report.source.name)
+        lines += [f"warning: {line}" for line in report.failures]
+        lines += [f"{answer.question}: {answer.text}" for answer in report.answers]
     lines.append(f"written to {out}, with {len(written) - 1} files beside it")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -15,7 +15,6 @@ from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.contamination import find_contamination
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
-from selfcest_eval.report.reading import headline
 from selfcest_eval.report.sources import read_study
 from selfcest_eval.report.study_report import write_page, write_report
 from selfcest_training.config_file import dump_config, shipped_config
@@ -93,9 +92,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
         crossed: whether seeds are crossed with instances, see `Resampler`; `None`: the config tells.
     """
     source = read_study(config, crossed=crossed, for_page=False)
-    head = headline(config, source.cells, source.reading)
-    notes = [*notes, *source.warnings]
-    verdict, text = write_report(config.folder, source.cells, source.reading, head, notes, decisions=source.decisions)
+    verdict, text = write_report(source, [*notes, *source.warnings])
     for line in (*(f"warning: {line}" for line in source.warnings), verdict):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)

@@ -2,115 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import only_trusted
-from selfcest_eval.play.config import StudyConfig, load_stored_study
-from selfcest_eval.play.costs import at_most
-from selfcest_eval.play.results import Result, ResultKey, read_results, read_unplayable
-from selfcest_eval.play.unplayable import leave_out
-from selfcest_eval.report.reading import Reading, reading_of
-from selfcest_eval.report.words import at_equal_accuracy, matched, sentence
-from selfcest_eval.stats.frontier import compare_frontiers, match
-from selfcest_eval.stats.table import Curves, curves_of
+from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.report.findings import compare_pair
+from selfcest_eval.report.sources import Source, config_of, read_study
+from selfcest_eval.report.words import comparison_lines
+from selfcest_eval.stats.frontier import Point
+from selfcest_eval.stats.table import Curves
 
 Coordinates = tuple[str, str, str, int | None, str, int]  # family, size, strategy, budget, instance, seed
 
 
 def compare_studies(first: Path, second: Path, console: Console, trusted: Sequence[str] = ()) -> list[str]:
-    """Print, for every strategy that both have, the first study against the second. Returns the lines.
+    """Print, for every strategy that both studies have, the first study against the second. Returns the lines.
 
     No code is run that only the studies name, save that of modules in `trusted`.
 
     Raises:
-        ConfigError: a folder without a finished study, another grader, or nothing in common; it names what does not
-            match.
-        PlugInError: a strategy or a cost that is neither built in nor trusted.
+        ConfigError: a folder has no finished study, the graders differ, or the studies share no result; it names what
+            does not match.
+        PlugInError: a strategy or a cost is neither built in nor trusted.
     """
     with only_trusted(trusted):
-        configs = _config(first), _config(second)
-        readings = reading_of(configs[0]), reading_of(configs[1])
+        left = _read_study(first)
+        right = _read_study(second)
     for key in ("reward", "swept", "costs", "price"):
-        left, right = (getattr(config, key) for config in configs)
-        if left != right:
-            raise ConfigError(f"{first} and {second} cannot be compared: their {key} is {left} and {right}")
-    left_rows, right_rows = (_rows(folder) for folder in (first, second))
-    shared, apart = left_rows.keys() & right_rows.keys(), _apart(left_rows, right_rows, first, second)
-    if not shared:
-        raise ConfigError(f"{first} and {second} share no result: {'; '.join(apart)}")
-    names, lines = _names(first, second), [f"note: {line}" for line in apart]
-    cells = curves_of([*_named(left_rows, shared, names[0]), *_named(right_rows, shared, names[1])])
-    for curves in cells:
-        lines += _compare_cell(curves, names, readings)
+        left_value = getattr(left.study, key)
+        right_value = getattr(right.study, key)
+        if left_value != right_value:
+            raise ConfigError(f"{first} and {second} cannot be compared: their {key} is {left_value} and {right_value}")
+    left_coordinates = set(_coordinates(left))
+    right_coordinates = set(_coordinates(right))
+    differences = _differences(left_coordinates, right_coordinates, first, second)
+    if not left_coordinates & right_coordinates:
+        raise ConfigError(f"{first} and {second} share no result: {'; '.join(differences)}")
+    lines = [f"note: {line}" for line in differences]
+    endings = _endings(first, second)
+    cells = {(curves.family, curves.size): curves for curves in right.cells}
+    for curves in left.cells:
+        other = cells.get((curves.family, curves.size))
+        if other is not None:
+            lines += _compare_cell(curves, other, left, right, endings)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     return lines
 
 
-def _compare_cell(curves: Curves, names: tuple[str, str], readings: tuple[Reading, Reading]) -> list[str]:
-    reading = replace(readings[0], crossed=any(reading.crossed for reading in readings))
-    resampler, least, lines = reading.resampler(curves), reading.min_difference, []
-    costs = [cost for cost in reading.compared if cost in readings[1].compared]
-    for strategy in [strategy for strategy in reading.labels if strategy + names[0] in curves.strategies]:
-        first, second = (curves.strategies[strategy + name] for name in names)
-        own, other = (reading.labels[strategy] + name for reading, name in zip(readings, names, strict=True))
-        for cost in costs:
-            found = compare_frontiers(first, second, cost, resampler, least)
-            lines.append(f"{curves.name}, {sentence(found, own, other)}")
-        for left, right in zip(first, second, strict=True):
-            said = matched(match(left, right, resampler, costs, least), own, other)
-            lines.append(f"{curves.name}, {at_most(left.budget)}, {own} {said}")
-        equal = at_equal_accuracy(match(first[-1], second[-1], resampler, costs, least), own, other, least)
-        lines.append(f"{curves.name}, {at_most(first[-1].budget)}, {equal}")
-    return lines
+def _read_study(folder: Path) -> Source:
+    config = config_of(folder)
+    if not isinstance(config, StudyConfig):
+        raise ConfigError(f"{folder} holds a training run; expected the folder of a finished study")
+    return read_study(config, for_page=False)
 
 
-def _config(folder: Path) -> StudyConfig:
-    for name in ("study.yaml", "results.jsonl"):
-        if not (folder / name).is_file():
-            raise ConfigError(f"{folder} holds no {name}; expected the folder of a finished study, as studies/frontier")
-    return load_stored_study(folder / "study.yaml")
+def _coordinates(source: Source) -> Iterator[Coordinates]:
+    for curves in source.cells:
+        for strategy, points in curves.strategies.items():
+            budgets = [point.budget for point in points]
+            for budget, task_id, seed in product(budgets, curves.task_ids, curves.seeds):
+                yield curves.family, curves.size, strategy, budget, task_id, seed
 
 
-def _rows(folder: Path) -> dict[Coordinates, Result]:
-    file = folder / "results.jsonl"
-    return {_coordinates(result.place): result for result in leave_out(read_results(file), read_unplayable(file))}
-
-
-def _coordinates(place: ResultKey) -> Coordinates:
-    return place.family, place.size, place.strategy, place.budget, place.task_id, place.seed
-
-
-def _names(first: Path, second: Path) -> tuple[str, str]:
-    left, right = first.resolve().name, second.resolve().name
+def _endings(first: Path, second: Path) -> tuple[str, str]:
+    """Return what follows the name of a strategy in either study."""
+    left = first.resolve().name
+    right = second.resolve().name
     return (f" of {left}", f" of {right}") if left != right else (f" of {first}", f" of {second}")
 
 
-def _named(rows: Mapping[Coordinates, Result], shared: set[Coordinates], name: str) -> list[Result]:
-    return [
-        replace(result, place=replace(result.place, strategy=result.place.strategy + name))
-        for key, result in rows.items()
-        if key in shared
-    ]
+def _compare_cell(
+    left: Curves, right: Curves, left_source: Source, right_source: Source, endings: tuple[str, str]
+) -> list[str]:
+    """Compare both studies on the tasks, the seeds and the budgets of a cell that both have."""
+    task_ids = [task_id for task_id in left.task_ids if task_id in right.task_ids]
+    seeds = [seed for seed in left.seeds if seed in right.seeds]
+    if not task_ids or not seeds:
+        return []
+    right_costs = right_source.reading.compared
+    reading = replace(
+        left_source.reading,
+        crossed=left_source.reading.crossed or right_source.reading.crossed,
+        compared=[cost for cost in left_source.reading.compared if cost in right_costs],
+    )
+    lines = []
+    for strategy in reading.labels:
+        budgets = _budgets(left, strategy) & _budgets(right, strategy)
+        if budgets:
+            first = left_source.reading.labels[strategy] + endings[0]
+            second = right_source.reading.labels[strategy] + endings[1]
+            points = {
+                first: _select(left, strategy, budgets, task_ids, seeds),
+                second: _select(right, strategy, budgets, task_ids, seeds),
+            }
+            shared = Curves(left.family, left.size, left.shift, tuple(task_ids), tuple(seeds), points)
+            comparison = compare_pair(shared, first, second, reading)
+            names = {first: first, second: second}
+            for line in comparison_lines(comparison, names, reading.min_difference):
+                lines.append(f"{shared.name}, {line}")
+    return lines
 
 
-def _apart(
-    left: Mapping[Coordinates, Result], right: Mapping[Coordinates, Result], first: Path, second: Path
-) -> Sequence[str]:
-    """What one study has and the other has not, by the first coordinate that tells them apart."""
-    found = []
-    titles = ("family", "family and size", "strategy", "budget", "instance", "seed")
-    for depth, title in enumerate(titles, 1):
-        for rows, others, folder in ((left, right, first), (right, left, second)):
-            above = {key[: depth - 1] for key in others}
-            only = {key[:depth] for key in rows if key[: depth - 1] in above} - {key[:depth] for key in others}
-            if only:
-                shown = " ".join(map(str, min(only, key=str)))
-                more = f" and {len(only) - 1} more" if len(only) > 1 else ""
-                found.append(f"only {folder} has the {title} {shown}{more}")
-    return found
+def _budgets(curves: Curves, strategy: str) -> set[int | None]:
+    return {point.budget for point in curves.strategies.get(strategy, ())}
+
+
+def _select(
+    curves: Curves, strategy: str, budgets: Collection[int | None], task_ids: Sequence[str], seeds: Sequence[int]
+) -> list[Point]:
+    """Return the points of a strategy at these budgets, with the accuracies and costs of these tasks and seeds."""
+    rows = [curves.task_ids.index(task_id) for task_id in task_ids]
+    columns = [curves.seeds.index(seed) for seed in seeds]
+    index = np.ix_(rows, columns)
+    points = []
+    for point in curves.strategies[strategy]:
+        if point.budget in budgets:
+            costs = {name: values[index] for name, values in point.costs.items()}
+            points.append(Point(point.budget, point.correct[index], costs))
+    return points
+
+
+def _differences(left: set[Coordinates], right: set[Coordinates], first: Path, second: Path) -> list[str]:
+    """Return the results of only one study, each by the first coordinate that the other study lacks."""
+    lines = []
+    for depth, title in enumerate(("family", "family and size", "strategy", "budget", "instance", "seed"), 1):
+        for coordinates, others, folder in ((left, right, first), (right, left, second)):
+            shared = {key[: depth - 1] for key in others}
+            missing = {key[:depth] for key in coordinates if key[: depth - 1] in shared}
+            missing -= {key[:depth] for key in others}
+            if missing:
+                example = " ".join(map(str, min(missing, key=str)))
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                lines.append(f"only {folder} has the {title} {example}{more}")
+    return lines

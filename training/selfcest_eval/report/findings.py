@@ -1,367 +1,372 @@
-"""What a run or a study says in five lines of plain words, each by a rule from numbers that stand on the page."""
+"""What the stored results of a run or a study show, as data.
+
+Every finding is computed here once. `words.py` has its sentence, whether a terminal, Markdown or a page shows it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from selfcest_eval.play.costs import cost_name
-from selfcest_eval.report.learning import first_and_last, returns
+from selfcest_env.types import Status
 from selfcest_eval.report.pathologies import Count
+from selfcest_eval.report.reading import Reading
 from selfcest_eval.report.sources import Source
-from selfcest_eval.report.study_report import (
-    SOLVED,
-    find_cheap_failures,
-    find_weak_baselines,
-    unbegun,
-    weak_baseline_lines,
-)
 from selfcest_eval.stats.decision_table import Decided
-from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Match, Verdict, compare_frontiers, match
+from selfcest_eval.stats.frontier import FrontierComparison, Match, Point, compare_frontiers, match
 from selfcest_eval.stats.statistics import Estimate, over_seeds
 from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
 
-COMMON, FEW = 0.1, 5  # share and count from which on a pathology of episodes or groups is worth a line
-MOSTLY = 0.5  # of groups that teach nothing
-SEEDS = 3  # with fewer the weights' luck is not told from the method
-SAID = 3  # failures in the verdict; all of them stand above it
-REGRET = 0.01  # in reward; below it choosing better is worth nothing
-
-_CURES = {
-    "serial collapse": "show calls with several objectives in the warm start, or reward a short critical path",
-    "redundant objectives": "price clones (reward.options.clone_cost) or show plans without repetition",
-    "ignored replies": "check that replies fit (limits.reply_tokens) and show joins in the warm start",
-    "refused without recovery": "raise limits.total_tokens, or show smaller calls in the warm start",
-    "refused reads": "raise limits.max_reads, or show more documents in the warm start",
-}
+SOLVED = 0.9  # the accuracy from which on a strategy solves the smallest size of a family
+CHEAP = 0.9  # the share of the perfect player's cost below which a strategy that solves nothing is cheap
+# The share and the number of episodes or groups from which on a pathology is common.
+COMMON_SHARE = 0.1
+COMMON_COUNT = 5
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line.
+class ReportRows:
+    """The table of a source: a row for each cell, strategy and budget, and the same for whole families."""
+
+    of_cells: Sequence[TableRow]
+    of_families: Sequence[TableRow]
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Two strategies on one cell, or on one family with all its sizes together.
 
     Attributes:
-        question: that it answers.
-        text: in plain words.
-        see: sections of the page that have the numbers.
+        curves: of the cell or the family.
+        subject, strategy: what is compared with what.
+        over: their frontiers over each cost that is compared.
+        at: their accuracies and costs at each budget, the largest last.
     """
 
-    question: str
-    text: str
-    see: tuple[str, ...]
+    curves: Curves
+    subject: str
+    strategy: str
+    over: Mapping[str, FrontierComparison]
+    at: Sequence[Match]
 
 
 @dataclass(frozen=True)
-class BestBaseline:
-    """The subject of a report against the best other strategy on one family, all sizes together.
+class UnplayedCell:
+    """A strategy whose prompts fit no budget of a cell, so that nothing else was measured there."""
+
+    strategy: str
+    cell: str
+
+
+@dataclass(frozen=True)
+class CheapFailure:
+    """A strategy that fails on a cell, and spends less than it would without failing.
 
     Attributes:
-        over: by cost.
-        at: under the largest budget.
+        strategy, cell: which, on which cell.
+        accuracy: at the largest budget.
+        cost, ratio: the cost that is lowest in proportion to the perfect player's, and that proportion.
+    """
+
+    strategy: str
+    cell: str
+    accuracy: float
+    cost: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class CommonPathology:
+    """A pathology that is common among the episodes of a final strategy, or the training groups of a variant."""
+
+    name: str
+    owner: str
+    count: Count
+
+
+@dataclass(frozen=True)
+class ShiftAccuracy:
+    """The accuracy of a strategy on the sizes of a family that were trained on, and on those beyond.
+
+    `None` where the family has no such size.
+    """
+
+    trained: float | None
+    beyond: float | None
+
+
+@dataclass(frozen=True)
+class VariantAccuracy:
+    """The accuracy of a final variant of a run on one family, at the largest budget.
+
+    Attributes:
+        family, strategy: which.
+        mean: over all sizes.
+        by_shift: the same, apart.
+        is_solved: whether the variant solves the smallest size.
+        before: over all sizes, before RL; `None`: RL did not train the variant, or it was not evaluated before.
+        change: from `before` to `mean`.
     """
 
     family: str
-    subject: str
-    rival: str
-    over: Mapping[str, FrontierComparison]
-    at: Match
+    strategy: str
+    mean: float
+    by_shift: ShiftAccuracy
+    is_solved: bool
+    before: float | None = None
+    change: Estimate | None = None
 
 
-def findings(source: Source) -> list[Finding]:
-    """Five: what was learned, who wins on which cost, how sure that is, what failed, what to try next."""
-    found = rivals(source)
-    following = _join(list(_next(source, found))[:2])
-    return [
-        Finding("What was learned", _plain(source, _learned(source)), ("learning", "results")),
-        Finding("Who wins on which cost", _plain(source, _wins(source, found)), ("frontier", "decisions")),
-        Finding("How sure", _sure(source, found), ("results",)),
-        Finding("What failed", _failed(source), ("failures", "pathologies")),
-        Finding("What to try next", _plain(source, following), ("failures", "pathologies", "decisions")),
-    ]
+@dataclass(frozen=True)
+class PolicyDecisions:
+    """What the choices of a final strategy to delegate earn on one family under one budget.
+
+    Attributes:
+        now: the choices of the strategy.
+        before: those of the same variant before RL, if it was evaluated then.
+        better: the forced choice that earns more, `always` or `never`.
+        gap: reward of the own choices minus that of the better forced choice; over seeds, or over instances where
+            there is one seed.
+    """
+
+    now: Decided
+    before: Decided | None
+    better: str
+    gap: Estimate
 
 
-def rivals(source: Source) -> list[BestBaseline]:
-    """By family. Oracles, forced choices and the subject's own weights before RL are no rivals."""
-    found, reading = [], source.reading
-    for curves in by_family(source.cells):
-        subject = next((name for name in reading.subjects if name in curves.strategies), None)
-        others = [n for n in source.final if n in curves.strategies and n != subject and reading.labels[n] == n]
-        if subject is None or not others:
-            continue
-        rival = max(others, key=lambda name: _accuracy(curves, name))
-        own, other = curves.strategies[subject], curves.strategies[rival]
-        resampler, least = reading.resampler(curves), reading.min_difference
-        over = {cost: compare_frontiers(own, other, cost, resampler, least) for cost in reading.compared}
-        at = match(own[-1], other[-1], resampler, reading.compared, least)
-        found.append(BestBaseline(curves.family, subject, rival, over, at))
-    return found
+@dataclass(frozen=True)
+class Findings:
+    """What the results of one source show. Comparisons of strategies take longer, and are computed where they are read.
+
+    Attributes:
+        rows: the table.
+        unplayed: see `find_unplayed`.
+        weak_baselines: rows of the smallest sizes that a baseline does not solve; a forced choice is no baseline.
+        unsolved_variants: of a run, the same of final variants that can delegate.
+        cheap_failures: see `find_cheap_failures`.
+        pathologies: the most common one first.
+        accuracies: of a run, by family and variant.
+        decisions: of strategies whose choices were forced as well.
+    """
+
+    rows: ReportRows
+    unplayed: Sequence[UnplayedCell]
+    weak_baselines: Sequence[TableRow]
+    unsolved_variants: Sequence[TableRow]
+    cheap_failures: Sequence[CheapFailure]
+    pathologies: Sequence[CommonPathology]
+    accuracies: Sequence[VariantAccuracy]
+    decisions: Sequence[PolicyDecisions]
 
 
-def _failed(source: Source) -> str:
-    said = failures(source)
-    more = [f"and {len(said) - SAID} more"] if len(said) > SAID else []
-    return _join([*said[:SAID], *more]) or "Nothing that this page counts."
+def analyze(source: Source) -> Findings:
+    """Compute the findings of a source."""
+    reading = source.reading
+    of_cells = [row for curves in source.cells for row in rows_of(curves, reading.resampler(curves))]
+    of_families = [row for curves in by_family(source.cells) for row in rows_of(curves, reading.resampler(curves))]
+    weak_baselines = find_unsolved(of_cells, [name for name in reading.baselines if name not in reading.aside])
+    variants = source.final if source.run is not None else ()
+    unsolved_variants = find_unsolved(of_cells, [name for name in variants if name not in reading.baselines])
+    return Findings(
+        rows=ReportRows(of_cells, of_families),
+        unplayed=find_unplayed(source.cells),
+        weak_baselines=weak_baselines,
+        unsolved_variants=unsolved_variants,
+        cheap_failures=find_cheap_failures(source.cells, reading),
+        pathologies=find_common_pathologies(source),
+        accuracies=find_variant_accuracies(source, [*weak_baselines, *unsolved_variants]),
+        decisions=find_policy_decisions(source),
+    )
 
 
-def failures(source: Source) -> list[str]:
-    """What must be known before any gap is read: policies that have not learned, and pathologies that are common."""
-    rows = _rows(source)
-    said = [*source.warnings, *weak_baseline_lines(rows, source.reading), *unbegun(source.cells, source.reading)]
-    said += [
-        f"{name} does not solve the smallest {c.family} ({_accuracy(c, name):.2f})" for name, c in unsolved(source)
-    ]
-    not_compared = {*source.before.values(), *source.reading.aside}
-    cheap = dict.fromkeys(failure.strategy for failure in find_cheap_failures(source.cells, source.reading))
-    said += [f"{source.reading.labels[name]} is cheap because it fails" for name in cheap if name not in not_compared]
-    for (name, owner), count in common(source):
-        said.append(f"{owner}: {name}, {count.found} of {count.possible}")
-    return [_plain(source, line) for line in said]
+def find_unplayed(cells: Sequence[Curves]) -> list[UnplayedCell]:
+    """Return the strategies that no budget lets begin, cell by cell."""
+    unplayed = []
+    for curves in cells:
+        for strategy, points in curves.strategies.items():
+            if all(set(point.endings) == {Status.PROMPT_TOO_LONG} for point in points):
+                unplayed.append(UnplayedCell(strategy, curves.name))
+    return unplayed
 
 
-def _plain(source: Source, text: str) -> str:
-    """Variants that RL has trained by their own names: what they were before is said to be that."""
-    for after in source.before:
-        text = text.replace(after, after.removesuffix(", after RL"))
-    return text
+def find_unsolved(rows: Sequence[TableRow], strategies: Collection[str]) -> list[TableRow]:
+    """Return the rows of the smallest size of each family that these strategies do not solve at their best budget."""
+    smallest: dict[str, str] = {}
+    best: dict[tuple[str, str], TableRow] = {}
+    for row in rows:
+        family = row.curves.family
+        # Sizes rise, so the first one of a family is its smallest.
+        is_smallest = row.curves.size == smallest.setdefault(family, row.curves.size)
+        if is_smallest and row.strategy in strategies:
+            key = (family, row.strategy)
+            if key not in best or row.accuracy.mean > best[key].accuracy.mean:
+                best[key] = row
+    return [row for row in best.values() if row.accuracy.mean < SOLVED]
 
 
-def unsolved(source: Source) -> list[tuple[str, Curves]]:
-    """Trained policies that can delegate, hence no baselines, and do not solve the smallest size of a family."""
-    found, seen = [], set()
-    for curves in source.cells:
-        for name in source.final if source.run else ():
-            if name in curves.strategies and (name, curves.family) not in seen:
-                seen.add((name, curves.family))
-                if name not in source.reading.baselines and _accuracy(curves, name) < SOLVED:
-                    found.append((name, curves))
-    return found
+def find_cheap_failures(cells: Sequence[Curves], reading: Reading) -> list[CheapFailure]:
+    """Return the strategies that are cheap because they fail, in the order of cells."""
+    failures = []
+    for curves in cells:
+        for strategy, points in curves.strategies.items():
+            ratios = {}
+            for cost in reading.compared:
+                ratio = _ratio_to_perfect_player(points[-1], cost)
+                if ratio is not None:
+                    ratios[cost] = ratio
+            accuracy = _accuracy(curves, strategy)
+            lowest = min(ratios, key=lambda cost: ratios[cost], default="")
+            if lowest and accuracy < SOLVED and ratios[lowest] < CHEAP:
+                failures.append(CheapFailure(strategy, curves.name, accuracy, lowest, ratios[lowest]))
+    return failures
 
 
-def common(source: Source) -> list[tuple[tuple[str, str], Count]]:
-    """Pathologies of final policies, and of training, from a share of `COMMON` on; the most frequent first."""
+def _ratio_to_perfect_player(point: Point, cost: str) -> float | None:
+    """Return a cost over that of the cheapest perfect player; `None` if no perfect player has the cost."""
+    pairs = []
+    for style in point.perfect_execution:
+        pair = point.beside(style, cost)
+        if pair is not None and pair[1] > 0:
+            pairs.append(pair)
+    if not pairs:
+        return None
+    spent, perfect = min(pairs, key=lambda pair: pair[1])
+    return spent / perfect
+
+
+def find_common_pathologies(source: Source) -> list[CommonPathology]:
+    """Return the pathologies of final strategies, and of training, that are common; the most frequent first."""
     owners = {*source.final, *(source.run.variants if source.run else ())}
-    found = [
-        (key, count) for key, count in source.pathologies.items() if key[1] in owners and _is_common(key[0], count)
-    ]
-    return sorted(found, key=lambda item: -item[1].found / item[1].possible)
+    common = []
+    for (name, owner), count in source.pathologies.items():
+        if owner in owners and _is_common(name, count):
+            common.append(CommonPathology(name, owner, count))
+    return sorted(common, key=lambda pathology: -pathology.count.found / pathology.count.possible)
 
 
 def _is_common(name: str, count: Count) -> bool:
-    """Who never delegates on a family is worth a line; who always does may be right to."""
-    if name in ("never delegates", "always delegates"):
-        return name == "never delegates" and count.found > 0
-    return count.found >= max(FEW, COMMON * count.possible)
+    if name == "never delegates":
+        return count.found > 0
+    # To delegate always may be right.
+    return name != "always delegates" and count.found >= max(COMMON_COUNT, COMMON_SHARE * count.possible)
 
 
-def _learned(source: Source) -> str:
+def find_variant_accuracies(source: Source, unsolved: Sequence[TableRow]) -> list[VariantAccuracy]:
+    """Return the accuracy of each final variant of a run on each family that it played."""
     if source.run is None:
-        policies = len({str(source.study.policy_of(name)) for name in source.final})
-        return (
-            f"Nothing is trained in a study: {len(source.final)} strategies were played by {policies} "
-            f"polic{'y' if policies == 1 else 'ies'} on {len(source.cells)} cells."
-        )
-    said = []
+        return []
+    unsolved_keys = {(row.curves.family, row.strategy) for row in unsolved}
+    accuracies = []
     for curves in by_family(source.cells):
-        smallest = next(cell for cell in source.cells if cell.family == curves.family)
-        for name in source.final:
-            if name in curves.strategies:
-                said.append(_of_variant(source, curves, smallest, name))
-    for series in returns(source.jobs):
-        first, last = first_and_last(series)
-        said.append(f"the return of {series.variant} in training went from {first.mean:.2f} to {last.mean:.2f}")
-    return _join(said) or "Nothing has been evaluated yet."
+        for strategy in source.final:
+            if strategy not in curves.strategies:
+                continue
+            now = curves.strategies[strategy][-1].correct
+            accuracy = VariantAccuracy(
+                curves.family,
+                strategy,
+                float(now.mean()),
+                accuracy_by_shift(source.cells, curves.family, strategy),
+                is_solved=(curves.family, strategy) not in unsolved_keys,
+            )
+            before = source.before.get(strategy)
+            if before is not None and before in curves.strategies:
+                earlier = curves.strategies[before][-1].correct
+                change = source.reading.resampler(curves).estimate(now - earlier)
+                accuracy = replace(accuracy, before=float(earlier.mean()), change=change)
+            accuracies.append(accuracy)
+    return accuracies
 
 
-def _of_variant(source: Source, curves: Curves, smallest: Curves, name: str) -> str:
-    after, before = curves.strategies[name][-1], source.before.get(name)
-    accuracy = f"{after.correct.mean():.2f}"
-    if before is None or before not in curves.strategies:
-        solved = _accuracy(smallest, name) >= SOLVED
-        did = "solves" if solved else "does not solve"
-        right = _by_shift(source, curves.family, name) or f"{accuracy} of all sizes"
-        return f"{name} {did} the smallest {curves.family}, and is right on {right}, by imitation alone"
-    earlier = curves.strategies[before][-1].correct
-    gap = source.reading.resampler(curves).estimate(after.correct - earlier)
-    moved = f"on {curves.family} accuracy went from {earlier.mean():.2f} to {accuracy} ({gap.signed})"
-    if apart := _by_shift(source, curves.family, name):
-        moved += f", which is {apart}"
-    match _clear(gap, source.reading.min_difference):
-        case 1:
-            return f"RL made {name} more accurate: {moved}"
-        case -1:
-            return f"RL made {name} less accurate: {moved}"
-        case _:
-            return f"RL left the accuracy of {name} where it was, as far as these instances show: {moved}"
+def accuracy_by_shift(cells: Sequence[Curves], family: str, strategy: str) -> ShiftAccuracy:
+    """Return the accuracy of a strategy at the largest budget on the sizes of a family, by their shift."""
+    means: dict[str, float] = {}
+    for shift in ("in", "out"):
+        played = [c for c in cells if (c.family, c.shift) == (family, shift) and strategy in c.strategies]
+        if played:
+            correct = [curves.strategies[strategy][-1].correct for curves in played]
+            means[shift] = float(np.concatenate(correct).mean())
+    return ShiftAccuracy(means.get("in"), means.get("out"))
 
 
-def _by_shift(source: Source, family: str, name: str) -> str:
-    """Accuracy on sizes that were trained on and beyond them, where a family has both; else nothing."""
-    sizes: dict[bool, list[Curves]] = {False: [], True: []}
-    for curves in source.cells:
-        if curves.family == family:
-            sizes[curves.shift == "out"].append(curves)
-    if not all(sizes.values()):
-        return ""
-    trained, beyond = (
-        np.concatenate([curves.strategies[name][-1].correct for curves in found]).mean() for found in sizes.values()
-    )
-    return f"{trained:.2f} on trained sizes, {beyond:.2f} beyond"
+def find_policy_decisions(source: Source) -> list[PolicyDecisions]:
+    """Return what the choices of final strategies earn, by family and budget."""
+    by_key = {(item.triple.free, item.family, item.budget): item for item in source.decisions}
+    decisions = []
+    for (strategy, family, budget), item in by_key.items():
+        if strategy in source.final:
+            before = by_key.get((source.before.get(strategy, ""), family, budget))
+            better = "always" if mean_reward(item, "always") >= mean_reward(item, "never") else "never"
+            decisions.append(PolicyDecisions(item, before, better, _gap_to_forced(item, better)))
+    return decisions
 
 
-def _wins(source: Source, found: Sequence[BestBaseline]) -> str:
-    said = []
-    for item in found:
-        apart = [f"{n}: {a}" for n in (item.subject, item.rival) if (a := _by_shift(source, item.family, n))]
-        said.append(_against(item, source.reading.min_difference) + (f" ({'; '.join(apart)})" if apart else ""))
-    largest = {(item.family, item.triple.free): item for item in source.decisions if item.triple.free in source.final}
-    said += [_choice(item) for item in largest.values()]  # budgets rise
-    return _join(said) or "There is nothing to compare: no family was played by two policies."
+def mean_reward(item: Decided, way: str) -> float:
+    """Return the reward of a way to choose, `free`, `always` or `never`, as the mean over seeds."""
+    return float(np.mean([getattr(judged, way).reward for judged in item.seeds.values()]))
 
 
-def _against(item: BestBaseline, least: float) -> str:
-    kinds: dict[str, list[str]] = {}
-    for cost, comparison in item.over.items():
-        words = {
-            Verdict.TOO_FEW: f"not judged, on fewer than {MIN_INSTANCES} instances, at equal",
-            Verdict.AHEAD: "ahead at equal",
-            Verdict.BEHIND: "behind at equal",
-            Verdict.BOTH: "ahead at some and behind at other",
-            Verdict.NO_COST: "without",
-        }.get(comparison.verdict, "not told apart at equal")
-        kinds.setdefault(words, []).append(cost_name(cost))
-    if len(kinds) == 1 and (words := next(iter(kinds))).startswith("not "):
-        text = f"{item.subject} and {item.rival} are {words.removesuffix(' at equal')} at any equal cost"
-    else:
-        text = f"{item.subject} against {item.rival} is " + "; ".join(
-            f"{words} {_named(costs, item.over)}" for words, costs in kinds.items()
-        )
-    if item.at.equally_accurate(least):
-        times: dict[str, list[str]] = {}
-        for cost, ratio in item.at.ratios.items():
-            if np.isfinite(ratio.mean):
-                times.setdefault(f"{ratio.mean:.2f}", []).append(cost_name(cost))
-        said = [f"{ratio} times the {_named(costs, item.at.ratios)}" for ratio, costs in times.items()]
-        text += f" (as accurate, for {_and(said)})" if said else ""
-    return f"on {item.family}, {text}"
+def mean_regret(item: Decided) -> float:
+    """Return the regret of the own choices, as the mean over seeds."""
+    return float(np.mean([judged.regret for judged in item.seeds.values()]))
 
 
-def _named(costs: Sequence[str], of: Mapping[str, object]) -> str:
-    """All of several costs are no list of names."""
-    return "cost of every kind" if len(costs) == len(of) > 1 else _and(costs)
-
-
-def _choice(item: Decided) -> str:
-    free, always, never = (
-        float(np.mean([getattr(judged, way).reward for judged in item.seeds.values()]))
-        for way in ("free", "always", "never")
-    )
-    word, other = ("always", always) if always >= never else ("never", never)
-    gap = _gap(item, word)
-    said = {1: "more than", -1: "less than", 0: "not told apart from"}[_clear(gap, 0.0)]
-    return (
-        f"on {item.family}, {item.triple.free} earns {free:.3f} by its own choice, {said} the {other:.3f} of the "
-        f"better forced choice, {word} ({gap.signed})"
-    )
-
-
-def _gap(item: Decided, forced: str) -> Estimate:
-    """In reward, between a policy's own choice and a forced one: over seeds, or instances where there is one seed."""
+def _gap_to_forced(item: Decided, forced: str) -> Estimate:
     if len(item.seeds) > 1:
         return over_seeds([judged.free.reward - getattr(judged, forced).reward for judged in item.seeds.values()])
-    played = [choice for choices in item.sizes.values() for choice in choices]
-    return over_seeds([choice.free.reward - getattr(choice, forced).reward for choice in played])
+    gaps = []
+    for choices in item.sizes.values():
+        gaps += [choice.free.reward - getattr(choice, forced).reward for choice in choices]
+    return over_seeds(gaps)
 
 
-def _sure(source: Source, found: Sequence[BestBaseline]) -> str:
-    if not source.cells:
-        return "Not at all: nothing has been evaluated yet."
-    seeds, instances = len(source.cells[0].seeds), sorted({len(curves.task_ids) for curves in source.cells})
-    many = f"{instances[0]}" if len(instances) == 1 else f"{instances[0]} to {instances[-1]}"
-    halves = [_half(row) for row in _rows(source) if row.strategy in source.final]
-    undecided = sum(c.verdict in (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW) for item in found for c in item.over.values())
-    of = sum(len(item.over) for item in found)
-    said = [f"{many} instances a cell and {seeds} seed{'s' if seeds > 1 else ''}"]
-    said += [f"an accuracy on one cell is known to within {max(halves):.2f} at worst"] if halves else []
-    said += [f"{undecided} of {of} comparisons of families are undecided"] if of else []
-    if seeds == 1 and source.reading.crossed:
-        said.append("the weights are those of one seed, and another may say otherwise")
-    return _join(said)
+# Comparisons
 
 
-def _next(source: Source, found: Sequence[BestBaseline]) -> Iterator[str]:
-    """What to do, the most urgent first; there always is something."""
-    rows, reading = _rows(source), source.reading
-    if not source.cells:
-        yield "let the run finish, or evaluate what it has: selfcest train --resume"
-    weak = dict.fromkeys(reading.labels[row.strategy] for row in find_weak_baselines(rows, reading))
-    weak |= dict.fromkeys(name for name, _ in unsolved(source))
-    if weak:
-        more = "more tokens in its warm start" if source.run else "a policy that was trained for it"
-        yield f"before any gap is read, give {_and(list(weak))} {more}, until the smallest size is solved"
-    names = {name: owner for (name, owner), _ in common(source)}
-    regrets = {
-        item.family: float(np.mean([judged.regret for judged in item.seeds.values()]))
-        for item in source.decisions
-        if item.triple.free in source.final
-    }
-    if "never delegates" in names:
-        yield (
-            f"{names['never delegates']} never delegates: show both ways half and half in the warm start, or lower "
-            "the price of tokens, so that RL sees what clones earn"
-        )
-    if "equal groups" in names:
-        count = source.pathologies["equal groups", names["equal groups"]]
-        if count.found > MOSTLY * count.possible:
-            yield (
-                f"most groups of {names['equal groups']} earn the same and teach nothing: choose tasks that it "
-                "sometimes fails, a higher temperature or larger groups"
-            )
-    for family, regret in regrets.items():
-        if regret > REGRET:
-            yield f"on {family} a mere threshold of size would earn {regret:.3f} more: train longer on sizes around it"
-    for name, cure in _CURES.items():
-        if name in names:
-            yield f"against {name} of {names[name]}: {cure}"
-    seeds = len(source.cells[0].seeds) if source.cells else SEEDS
-    if seeds < SEEDS and reading.crossed:
-        yield f"more seeds, as seeds={list(range(SEEDS))}: {seeds} cannot tell the method from luck"
-    if any(c.verdict in (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW) for item in found for c in item.over.values()):
-        where = "evaluation.episodes" if source.run else "episodes"
-        yield f"four times as many instances ({where}) to halve the intervals of what is undecided"
-    hardest = min(
-        ((_accuracy(curves, name), curves.name) for curves in source.cells for name in source.final
-         if name in curves.strategies), default=None,
-    )  # fmt: skip
-    if hardest is not None:
-        yield f"harder tasks: the hardest here is {hardest[1]}, with an accuracy of {hardest[0]:.2f} at worst"
+def compare_cells(cells: Sequence[Curves], reading: Reading) -> list[PairedComparison]:
+    """Compare the subject with every other strategy, cell by cell."""
+    comparisons = []
+    for curves in cells:
+        subject = reading.subject_on(curves)
+        if subject is not None:
+            for strategy in curves.strategies:
+                if strategy not in (subject, *reading.aside):
+                    comparisons.append(compare_pair(curves, subject, strategy, reading))
+    return comparisons
 
 
-def _rows(source: Source) -> list[TableRow]:
-    return [row for curves in source.cells for row in rows_of(curves, source.reading.resampler(curves))]
+def compare_best_baselines(source: Source) -> list[PairedComparison]:
+    """Compare the subject with the most accurate other final strategy, family by family.
+
+    An oracle is no baseline, nor are forced choices and the subject's own weights before RL.
+    """
+    reading = source.reading
+    comparisons = []
+    for curves in by_family(source.cells):
+        subject = reading.subject_on(curves)
+        names = [name for name in source.final if name in curves.strategies and reading.labels[name] == name]
+        baselines = [name for name in names if name != subject]
+        if subject is not None and baselines:
+            best = max(baselines, key=lambda name: _accuracy(curves, name))
+            comparisons.append(compare_pair(curves, subject, best, reading))
+    return comparisons
 
 
-def _half(row: TableRow) -> float:
-    """Half of the interval of an accuracy, as far as it can be from the mean on one side."""
-    width = min(1.0, row.accuracy.high) - max(0.0, row.accuracy.low)
-    return width / 2 if 0 < row.accuracy.mean < 1 else width
+def compare_pair(curves: Curves, subject: str, strategy: str, reading: Reading) -> PairedComparison:
+    """Compare two strategies of one cell or one family."""
+    first = curves.strategies[subject]
+    second = curves.strategies[strategy]
+    resampler = reading.resampler(curves)
+    least = reading.min_difference
+    over = {cost: compare_frontiers(first, second, cost, resampler, least) for cost in reading.compared}
+    points = zip(first, second, strict=True)
+    at = [match(left, right, resampler, reading.compared, least) for left, right in points]
+    return PairedComparison(curves, subject, strategy, over, at)
 
 
-def _accuracy(curves: Curves, name: str) -> float:
+def _accuracy(curves: Curves, strategy: str) -> float:
     """At the largest budget."""
-    return float(curves.strategies[name][-1].correct.mean())
-
-
-def _clear(gap: Estimate, least: float) -> int:
-    return 0 if abs(gap.mean) < least else int(gap.low > 0) - int(gap.high < 0)
-
-
-def _and(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def _join(clauses: Sequence[str]) -> str:
-    """Clauses as one text, that begins with a capital letter and ends with a stop."""
-    text = "; ".join(clause.rstrip(".") for clause in clauses)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return float(curves.strategies[strategy][-1].correct.mean())

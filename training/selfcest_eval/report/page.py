@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,16 +17,17 @@ from selfcest_eval.html.playing import Renderer
 from selfcest_eval.html.viewer import EpisodeView, viewer_page
 from selfcest_eval.play.costs import at_most, cost_name
 from selfcest_eval.report.figures import delegation_figure, frontier_figure, learning_figure
-from selfcest_eval.report.findings import failures, findings
+from selfcest_eval.report.findings import ReportRows
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import Series, grouped, learning, title, write_learning_csv
 from selfcest_eval.report.pathologies import MEANINGS, Occurrence
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import interval_heads, write_csv
+from selfcest_eval.report.verdict import SourceReport
 from selfcest_eval.stats.decision_table import MEANING, Decided
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.statistics import Estimate
-from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
+from selfcest_eval.stats.table import Curves
 from selfcest_training.config_file import dump_config
 from selfcest_training.files import refuse_linked_folder, write_text
 from selfcest_training.session import gpu_seconds
@@ -66,12 +68,12 @@ class Trees:
 
 
 def write_report_page(
-    sources: Sequence[Source], out: Path, renderers_of: Callable[[Path], Sequence[Renderer]]
+    reports: Sequence[SourceReport], out: Path, renderers_of: Callable[[Path], Sequence[Renderer]]
 ) -> list[Path]:
     """Write the page; beside it NAME_files with figures as PNG and SVG and numbers as CSV, and NAME_trace.html.
 
     Args:
-        sources: what it is about.
+        reports: of the sources that the page is about.
         out: the page.
         renderers_of: rules that the episodes of a file may have been played by.
 
@@ -84,14 +86,13 @@ def write_report_page(
     trees = Trees(out.with_name(f"{out.stem}_trace.html"))
     written = [out]
     parts = []
-    for place, source in enumerate(sources):
-        rows = rows_of_source(source)
-        data = source_data(source, rows, trees)
-        files = _files(source, rows, data, folder, f"{place + 1}_" if len(sources) > 1 else "")
+    for number, report in enumerate(reports, 1):
+        data = source_data(report, trees)
+        files = _write_files(report, data, folder, prefix=f"{number}_" if len(reports) > 1 else "")
         data["files"] = [f"{folder.name}/{path.name}" for path in files]
         written += files
         parts.append(data)
-    names = ", ".join(source.name for source in sources)
+    names = ", ".join(report.source.name for report in reports)
     page = Page(
         title=f"Report: {names}",
         body=_BODY,
@@ -108,24 +109,24 @@ def write_report_page(
     return written
 
 
-def source_data(source: Source, rows: ReportRows, trees: Trees) -> dict[str, Any]:
-    """All that the page shows of a source, as JSON values: numbers that are missing are null."""
-    series = learning(source.jobs)
+def source_data(report: SourceReport, trees: Trees) -> dict[str, Any]:
+    """Return everything that the page shows of a source, as JSON values. Missing numbers are null."""
+    source = report.source
     return {
         "name": source.name,
         "kind": "study" if source.run is None else "run",
         "folders": [str(folder) for folder in source.folders],
-        "findings": [{"question": f.question, "text": f.text, "see": f.see} for f in findings(source)],
-        "failures": failures(source),
+        "findings": [asdict(answer) for answer in report.answers],
+        "failures": report.failures,
         "intervals": source.reading.intervals(len(source.cells[0].seeds)) if source.cells else "",
-        "learning": _learning_data(series),
+        "learning": _learning_data(learning(source.jobs)),
         "warmstart": _learning_data([*learning(source.jobs, "warmstart"), *learning(source.jobs, "probe")]),
         "costs": [{"name": name, "title": cost_name(name)} for name in source.reading.costs],
         "first_cost": source.reading.compared[0] if source.reading.compared else "",
         "final": [source.reading.labels[name] for name in source.final],
         "before": dict(source.before),
         "variants": dict(zip(source.run.variants, source.final, strict=True)) if source.run else {},
-        "rows": result_rows(source, rows),
+        "rows": result_rows(source, report.findings.rows),
         "delegation": delegation_rows(source),
         "decisions": [_decision(item, source) for item in source.decisions],
         "decisions_meaning": MEANING.replace("*", ""),
@@ -135,22 +136,6 @@ def source_data(source: Source, rows: ReportRows, trees: Trees) -> dict[str, Any
         "sessions": [dict(one) for one in source.sessions],
         "config": dump_config(source.run or source.study),
     }
-
-
-@dataclass(frozen=True)
-class ReportRows:
-    """The table of a source: a row for each cell, strategy and budget, and the same for whole families."""
-
-    of_cells: Sequence[TableRow]
-    of_families: Sequence[TableRow]
-
-
-def rows_of_source(source: Source) -> ReportRows:
-    """Estimate all rows, once for everything that shows them."""
-    reading = source.reading
-    of_cells = [row for curves in source.cells for row in rows_of(curves, reading.resampler(curves))]
-    of_families = [row for curves in by_family(source.cells) for row in rows_of(curves, reading.resampler(curves))]
-    return ReportRows(of_cells, of_families)
 
 
 def result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
@@ -327,66 +312,74 @@ def _interval(
 # Files
 
 
-def _files(source: Source, rows: ReportRows, data: Mapping[str, Any], folder: Path, prefix: str) -> list[Path]:
-    """Figures and tables of one source."""
+def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, prefix: str) -> list[Path]:
+    """Write the figures and tables of one source. Returns their paths."""
+    source = report.source
+    rows = report.findings.rows
     written: list[Path] = []
 
-    def beside(name: str) -> Path:
+    def add_path(name: str) -> Path:
         written.append(folder / f"{prefix}{name}")
         return written[-1]
 
-    def pictures(name: str) -> list[Path]:
-        return [beside(f"{name}.png"), beside(f"{name}.svg")]
+    def add_pictures(name: str) -> list[Path]:
+        return [add_path(f"{name}.png"), add_path(f"{name}.svg")]
 
-    if series := learning(source.jobs):
-        metrics = [name for names in grouped(series).values() for name in names][:FIGURE_METRICS]
-        learning_figure(series, metrics, pictures("learning"))
-        write_learning_csv(series, beside("learning.csv"))
+    series = learning(source.jobs)
+    if series:
+        metrics = list(chain.from_iterable(grouped(series).values()))
+        learning_figure(series, metrics[:FIGURE_METRICS], add_pictures("learning"))
+        write_learning_csv(series, add_path("learning.csv"))
     if data["rows"]:
         for cost in source.reading.compared:
-            paths = pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}")
+            paths = add_pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}")
             frontier_figure(rows.of_cells, rows.of_families, source.reading.labels, cost, paths)
-        _results_csv(data["rows"], source.reading.costs, beside("results.csv"))
+        _write_results(data["rows"], source.reading.costs, add_path("results.csv"))
     if data["delegation"]:
-        delegation_figure(data["delegation"], pictures("delegation"))
-        _delegation_csv(data["delegation"], beside("delegation.csv"))
+        delegation_figure(data["delegation"], add_pictures("delegation"))
+        _write_delegation(data["delegation"], add_path("delegation.csv"))
     if data["decisions"]:
-        lines = [
-            [d["family"], d["strategy"], d["budget"], *seed.values()] for d in data["decisions"] for seed in d["seeds"]
-        ]
-        heads = ["family", "strategy", "budget", *data["decisions"][0]["seeds"][0]]
-        write_csv(beside("decisions.csv"), heads, lines)
+        _write_decisions(data["decisions"], add_path("decisions.csv"))
     if data["pathologies"]:
-        lines = [
-            [one["name"], one["owner"], one["found"], one["possible"], *_where(one["worst"])]
-            for one in data["pathologies"]
-        ]
-        heads = ["pathology", "of", "found", "possible", "worst_file", "worst_episode", "worst_place"]
-        write_csv(beside("pathologies.csv"), heads, lines)
+        _write_pathologies(data["pathologies"], add_path("pathologies.csv"))
     return written
 
 
-def _where(worst: Mapping[str, str] | None) -> list[str]:
-    return [worst["file"], worst["episode"], worst["place"]] if worst else [""] * 3
+def _write_results(rows: Sequence[Mapping[str, Any]], costs: Sequence[str], path: Path) -> None:
+    keys = ["family", "size", "out", "pooled", "budget", "strategy", "instances", "seeds"]
+    lines = []
+    for row in rows:
+        intervals = [row["accuracy"], *(row["costs"].get(cost) for cost in costs)]
+        lines.append([*(row[key] for key in keys), *_interval_columns(intervals)])
+    write_csv(path, [*keys, *interval_heads(["accuracy", *costs])], lines)
 
 
-def _results_csv(rows: Sequence[Mapping[str, Any]], costs: Sequence[str], path: Path) -> None:
-    fixed = ["family", "size", "out", "pooled", "budget", "strategy", "instances", "seeds"]
-    names = ["accuracy", *costs]
-    lines = [
-        [
-            *(row[key] for key in fixed),
-            *row["accuracy"],
-            *(v for cost in costs for v in row["costs"].get(cost) or [None] * 3),
-        ]
-        for row in rows
-    ]
-    write_csv(path, [*fixed, *interval_heads(names)], lines)
+def _write_delegation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    keys = ["family", "size", "strategy", "before"]
+    lines = [[*(row[key] for key in keys), *_interval_columns([row["share"], row["clones"]])] for row in rows]
+    write_csv(path, [*keys, *interval_heads(["share", "clones"])], lines)
 
 
-def _delegation_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    fixed = ["family", "size", "strategy", "before"]
-    lines = [
-        [*(row[key] for key in fixed), *(row["share"] or [None] * 3), *(row["clones"] or [None] * 3)] for row in rows
-    ]
-    write_csv(path, [*fixed, *interval_heads(["share", "clones"])], lines)
+def _interval_columns(intervals: Sequence[Sequence[float | None] | None]) -> list[float | None]:
+    columns: list[float | None] = []
+    for interval in intervals:
+        columns += interval or [None, None, None]
+    return columns
+
+
+def _write_decisions(decisions: Sequence[Mapping[str, Any]], path: Path) -> None:
+    keys = ["family", "strategy", "budget"]
+    lines = []
+    for decision in decisions:
+        lines += [[*(decision[key] for key in keys), *seed.values()] for seed in decision["seeds"]]
+    write_csv(path, [*keys, *decisions[0]["seeds"][0]], lines)
+
+
+def _write_pathologies(pathologies: Sequence[Mapping[str, Any]], path: Path) -> None:
+    lines = []
+    for pathology in pathologies:
+        worst = pathology["worst"] or {"file": "", "episode": "", "place": ""}
+        counts = [pathology[key] for key in ("name", "owner", "found", "possible")]
+        lines.append([*counts, worst["file"], worst["episode"], worst["place"]])
+    heads = ["pathology", "of", "found", "possible", "worst_file", "worst_episode", "worst_place"]
+    write_csv(path, heads, lines)

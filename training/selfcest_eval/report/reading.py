@@ -48,6 +48,10 @@ class Reading:
     def resampler(self, curves: Curves) -> Resampler:
         return curves.resampler(crossed=self.crossed, resamples=self.resamples, confidence=self.confidence)
 
+    def subject_on(self, curves: Curves) -> str | None:
+        """Return the strategy that others are compared with on a cell; `None`: no subject has played it."""
+        return next((name for name in self.subjects if name in curves.strategies), None)
+
     def intervals(self, seeds: int) -> str:
         """What the intervals are over, as a sentence."""
         over = f"instances and over {seeds} seeds of the weights" if self.crossed and seeds > 1 else "instances"

@@ -22,6 +22,7 @@ from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_eval.html.playing import Renderer
 from selfcest_eval.report.page import write_report_page
 from selfcest_eval.report.sources import read_sources
+from selfcest_eval.report.verdict import report_on
 
 HOST = "127.0.0.1"
 RENEW_SECONDS = 30.0  # at least; a report that takes long is asked for less often
@@ -71,7 +72,8 @@ class LiveReport:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of last lines that are being written
-                written = write_report_page(read_sources([self._run]), self._page, self._renderers_of)
+                reports = [report_on(source) for source in read_sources([self._run])]
+                written = write_report_page(reports, self._page, self._renderers_of)
         except (SelfcestError, OSError) as error:
             self.trouble = str(error)
         else:

@@ -16,7 +16,15 @@ from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.jobs import JobLog, given_up_lines, read_jobs, warm_start_warnings
 from selfcest_eval.report.pathologies import Count, Pathologies
 from selfcest_eval.report.reading import Reading, check_places, reading_of
-from selfcest_eval.report.training_run import in_order, parts_of, results_of, server_folders, study_of, variants_of
+from selfcest_eval.report.training_run import (
+    AFTER_RL,
+    in_order,
+    parts_of,
+    results_of,
+    server_folders,
+    study_of,
+    variants_of,
+)
 from selfcest_eval.stats.decision_table import Decided, decided, find_forced_triples
 from selfcest_eval.stats.table import Curves, curves_of
 from selfcest_training.config import EvalSet, RunConfig
@@ -61,6 +69,13 @@ class Source:
     pathologies: Mapping[tuple[str, str], Count]
     warnings: Sequence[str]
     sessions: Sequence[Mapping[str, Any]]
+
+    @property
+    def short_names(self) -> dict[str, str]:
+        """Names of strategies for a page, on which a variant is the trained one unless it says otherwise."""
+        if self.run is None:
+            return dict(self.reading.labels)
+        return {name: label.replace(AFTER_RL, "") for name, label in self.reading.labels.items()}
 
 
 def read_sources(folders: Sequence[Path]) -> list[Source]:

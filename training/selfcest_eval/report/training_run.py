@@ -25,8 +25,8 @@ from selfcest_eval.report.reading import check_places
 from selfcest_training.config import RunConfig
 from selfcest_training.run.evaluator import EvaluationStage
 
+AFTER_RL = ", after RL"
 FORCED = ("always_delegates", "never_delegates")
-_PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,15 @@ class EvaluatedPolicy:
         return _folder(config, self.variant, SEED) / ("warmstart_model" if before else "model")
 
     def label(self, config: RunConfig) -> str:
-        when = {EvaluationStage.BEFORE: ", before RL", EvaluationStage.AFTER: ", after RL"}[self.stage]
-        sampled = f", T {self.temperature:g}" if self.temperature else ""
-        forced = f", {self.strategy.replace('_', ' ')}" if self.strategy in FORCED else ""
-        return self.variant + (when if config.variants[self.variant].rl.steps else "") + sampled + forced
+        """Return the name of the strategy in the study."""
+        label = self.variant
+        if config.variants[self.variant].rl.steps:
+            label += AFTER_RL if self.stage is EvaluationStage.AFTER else ", before RL"
+        if self.temperature:
+            label += f", T {self.temperature:g}"
+        if self.strategy in FORCED:
+            label += f", {self.strategy.replace('_', ' ')}"
+        return label
 
 
 def parts_of(config: RunConfig) -> list[EvaluatedPolicy]:

@@ -1,18 +1,170 @@
-"""What a comparison says, as sentences."""
+"""The sentences for findings and comparisons, one function for each.
+
+`names` gives a strategy the name that is printed for it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from selfcest_eval.play.costs import cost_name
-from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Match, Verdict
+import numpy as np
+
+from selfcest_eval.play.costs import at_most, cost_name
+from selfcest_eval.report.findings import (
+    SOLVED,
+    CheapFailure,
+    CommonPathology,
+    PairedComparison,
+    PolicyDecisions,
+    ShiftAccuracy,
+    UnplayedCell,
+    VariantAccuracy,
+    mean_regret,
+    mean_reward,
+)
+from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Match, Verdict, sign_of
 from selfcest_eval.stats.statistics import Estimate
+from selfcest_eval.stats.table import TableRow
+
+# Two frontiers over several costs at once, before the names of the costs.
+_AT_COSTS = {
+    Verdict.TOO_FEW: f"not judged, on fewer than {MIN_INSTANCES} instances, at equal",
+    Verdict.NO_DIFFERENCE: "not told apart at equal",
+    Verdict.AHEAD: "ahead at equal",
+    Verdict.BEHIND: "behind at equal",
+    Verdict.BOTH: "ahead at some and behind at other",
+    Verdict.NO_COST: "without",
+}
+_AT_NO_COST = {
+    Verdict.TOO_FEW: f"not judged, on fewer than {MIN_INSTANCES} instances, at any equal cost",
+    Verdict.NO_DIFFERENCE: "not told apart at any equal cost",
+}
 
 
-def sentence(comparison: FrontierComparison, first: str, second: str) -> str:
-    """Who is ahead of whom over which range of one cost, and by how much."""
-    name, average = cost_name(comparison.cost), f"on average {comparison.average.signed}"
+# What a reader must know before any gap
+
+
+def unplayed_line(item: UnplayedCell, names: Mapping[str, str]) -> str:
+    return (
+        f"no prompt of {names[item.strategy]} fits on {item.cell}, so it answered nothing; raise budgets, or "
+        "limits.total_tokens and limits.context_tokens"
+    )
+
+
+def unsolved_line(row: TableRow, names: Mapping[str, str]) -> str:
+    return f"{names[row.strategy]} does not solve the smallest {row.curves.family} ({row.accuracy}, below {SOLVED})"
+
+
+def weak_baseline_line(row: TableRow, names: Mapping[str, str]) -> str:
+    return f"{unsolved_line(row, names)}: no fair baseline there, whatever the gap, and its low cost is no merit"
+
+
+def cheap_failure_line(strategy: str, names: Mapping[str, str]) -> str:
+    return f"{names[strategy]} is cheap because it fails"
+
+
+def cheap_failure_lines(failures: Sequence[CheapFailure], names: Mapping[str, str]) -> list[str]:
+    """Return a line for each strategy, with the cells on which it fails."""
+    cells_by_strategy: dict[str, list[str]] = {}
+    for failure in failures:
+        costs = f"{cost_name(failure.cost)} x{failure.ratio:.2f}"
+        text = f"{failure.cell} (accuracy {failure.accuracy:.2f}, {costs})"
+        cells_by_strategy.setdefault(failure.strategy, []).append(text)
+    note = "(its costs over those of its perfect player, at the largest budget)"
+    return [
+        f"{cheap_failure_line(strategy, names)} {note}: {'; '.join(texts)}"
+        for strategy, texts in cells_by_strategy.items()
+    ]
+
+
+def pathology_line(pathology: CommonPathology, names: Mapping[str, str]) -> str:
+    owner = names.get(pathology.owner, pathology.owner)
+    return f"{owner}: {pathology.name}, {pathology.count.found} of {pathology.count.possible}"
+
+
+# What was learned, and what choices earn
+
+
+def learned_line(accuracy: VariantAccuracy, names: Mapping[str, str], least: float) -> str:
+    """Return what a variant has learned on a family; a change of its accuracy below `least` counts for nothing."""
+    name = names[accuracy.strategy]
+    by_shift = shift_words(accuracy.by_shift)
+    if accuracy.before is None or accuracy.change is None:
+        verb = "solves" if accuracy.is_solved else "does not solve"
+        right_on = by_shift or f"{accuracy.mean:.2f} of all sizes"
+        return f"{name} {verb} the smallest {accuracy.family}, and is right on {right_on}, by imitation alone"
+    change = (
+        f"on {accuracy.family} accuracy went from {accuracy.before:.2f} to {accuracy.mean:.2f} "
+        f"({accuracy.change.signed})"
+    )
+    if by_shift:
+        change += f", which is {by_shift}"
+    sign = sign_of(accuracy.change, least)
+    if sign == 0:
+        return f"RL left the accuracy of {name} where it was, as far as these instances show: {change}"
+    return f"RL made {name} {'more' if sign > 0 else 'less'} accurate: {change}"
+
+
+def shift_words(accuracy: ShiftAccuracy) -> str:
+    """Return both accuracies; empty where a family does not have both kinds of sizes."""
+    if accuracy.trained is None or accuracy.beyond is None:
+        return ""
+    return f"{accuracy.trained:.2f} on trained sizes, {accuracy.beyond:.2f} beyond"
+
+
+def family_accuracy_line(accuracies: Sequence[VariantAccuracy], *, has_beyond: bool) -> str:
+    """Return the accuracies of all variants on one family, in and out of distribution where it has both."""
+    texts = []
+    for accuracy in accuracies:
+        means = [mean for mean in (accuracy.by_shift.trained, accuracy.by_shift.beyond) if mean is not None]
+        texts.append(f"{accuracy.strategy} " + ", ".join(f"{mean:.2f}" for mean in means))
+    apart = " in and out of distribution" if has_beyond else ""
+    return f"{accuracies[0].family}, accuracy{apart}: {'; '.join(texts)}"
+
+
+def choice_line(decisions: PolicyDecisions, names: Mapping[str, str]) -> str:
+    """Return what a strategy earns by its own choices against the better forced choice."""
+    now = decisions.now
+    relation = {1: "more than", -1: "less than", 0: "not told apart from"}[sign_of(decisions.gap, 0.0)]
+    return (
+        f"on {now.family}, {names[now.triple.free]} earns {mean_reward(now, 'free'):.3f} by its own choice, {relation} "
+        f"the {mean_reward(now, decisions.better):.3f} of the better forced choice, {decisions.better} "
+        f"({decisions.gap.signed})"
+    )
+
+
+def decision_lines(decisions: PolicyDecisions) -> list[str]:
+    """Return the shares delegated, the rewards and the regrets, each before RL where that is known, and now."""
+    now = decisions.now
+    stages = [now] if decisions.before is None else [decisions.before, now]
+    shares = " -> ".join(" ".join(f"{share:.2f}" for share in stage.shares) for stage in stages)
+    rewards = " -> ".join(f"{mean_reward(stage, 'free'):.3f}" for stage in stages)
+    regrets = " -> ".join(f"{mean_regret(stage):.3f}" for stage in stages)
+    forced = f"always {mean_reward(now, 'always'):.3f}, never {mean_reward(now, 'never'):.3f}"
+    return [
+        f"{now.family}, share delegated at {', '.join(now.sizes)}: {shares}",
+        f"{now.family}, reward {rewards} ({forced}); regret {regrets}",
+    ]
+
+
+# Comparisons
+
+
+def comparison_lines(comparison: PairedComparison, names: Mapping[str, str], least: float) -> list[str]:
+    """Return a line for each cost, for each budget, and for the costs at the largest budget."""
+    first = names[comparison.subject]
+    second = names[comparison.strategy]
+    largest = comparison.at[-1]
+    lines = [frontier_line(frontiers, first, second) for frontiers in comparison.over.values()]
+    lines += [f"{at_most(pair.budget)}, {match_line(pair, first, second)}" for pair in comparison.at]
+    return [*lines, f"{at_most(largest.budget)}, {equal_accuracy_line(largest, first, second, least)}"]
+
+
+def frontier_line(comparison: FrontierComparison, first: str, second: str) -> str:
+    """Return which of two frontiers is ahead over which range of one cost, and by how much."""
+    name = cost_name(comparison.cost)
+    average = f"on average {comparison.average.signed}"
     match comparison.verdict:
         case Verdict.TOO_FEW:
             return f"{name}: fewer than {MIN_INSTANCES} instances, no verdict on {first} and {second}"
@@ -24,58 +176,107 @@ def sentence(comparison: FrontierComparison, first: str, second: str) -> str:
             parts = []
             if comparison.ahead:
                 best = max(comparison.gap, key=lambda gap: gap.low)
-                parts.append(f"ahead {_at(comparison.ahead)} (by up to {best.signed})")
+                parts.append(f"ahead {_ranges(comparison.ahead)} (by up to {best.signed})")
             if comparison.behind:
                 worst = min(comparison.gap, key=lambda gap: gap.high)
-                parts.append(f"behind {_at(comparison.behind)} (by up to {worst.signed})")
+                parts.append(f"behind {_ranges(comparison.behind)} (by up to {worst.signed})")
             return f"{name}: {first} is {' and '.join(parts)} against {second} at equal cost; {average}"
 
 
-def matched(pair: Match, first: str, second: str) -> str:
-    """How two strategies compare under one budget, in accuracy and in every cost that is compared."""
+def _ranges(ranges: Sequence[tuple[float, float]]) -> str:
+    return " and ".join(f"at {low:.4g}" if low == high else f"from {low:.4g} to {high:.4g}" for low, high in ranges)
+
+
+def frontiers_line(comparison: PairedComparison, names: Mapping[str, str], least: float) -> str:
+    """Return which of two strategies is ahead at which costs, and what it spends where both are as accurate."""
+    first = names[comparison.subject]
+    second = names[comparison.strategy]
+    costs_by_verdict: dict[Verdict, list[str]] = {}
+    for cost, frontiers in comparison.over.items():
+        costs_by_verdict.setdefault(frontiers.verdict, []).append(cost)
+    verdicts = list(costs_by_verdict)
+    if len(verdicts) == 1 and verdicts[0] in _AT_NO_COST:
+        text = f"{first} and {second} are {_AT_NO_COST[verdicts[0]]}"
+    else:
+        parts = [f"{_AT_COSTS[kind]} {_cost_list(costs, comparison.over)}" for kind, costs in costs_by_verdict.items()]
+        text = f"{first} against {second} is {'; '.join(parts)}"
+    pair = comparison.at[-1]
+    if pair.equally_accurate(least):
+        # Costs with the same ratio stand together.
+        costs_by_ratio: dict[str, list[str]] = {}
+        for cost, ratio in pair.ratios.items():
+            if np.isfinite(ratio.mean):
+                costs_by_ratio.setdefault(f"{ratio.mean:.2f}", []).append(cost)
+        spent = [f"{ratio} times the {_cost_list(costs, pair.ratios)}" for ratio, costs in costs_by_ratio.items()]
+        if spent:
+            text += f" (as accurate, for {and_list(spent)})"
+    return f"on {comparison.curves.family}, {text}"
+
+
+def _cost_list(costs: Sequence[str], all_costs: Collection[str]) -> str:
+    if len(costs) == len(all_costs) > 1:
+        return "cost of every kind"
+    return and_list([cost_name(cost) for cost in costs])
+
+
+def match_line(pair: Match, first: str, second: str) -> str:
+    """Return how two strategies compare under one budget, in accuracy and in every cost that is compared."""
     ratios = list(pair.ratios.values())
-    cheaper, dearer = all(ratio.high < 1 for ratio in ratios), all(ratio.low > 1 for ratio in ratios)
     match pair.verdict:
         case Verdict.TOO_FEW:
-            said = f"fewer than {MIN_INSTANCES} instances, no verdict"
+            text = f"fewer than {MIN_INSTANCES} instances, no verdict"
         case Verdict.AHEAD:
             dominates = ratios and all(ratio.high <= 1 for ratio in ratios)
-            said = f"{first} is more accurate" + (" and dearer in no cost: it dominates" if dominates else "")
+            text = f"{first} is more accurate" + (" and dearer in no cost: it dominates" if dominates else "")
         case Verdict.BEHIND:
-            dominated = ratios and all(ratio.low >= 1 for ratio in ratios)
-            said = f"{first} is less accurate" + (" and cheaper in no cost: it is dominated" if dominated else "")
+            is_dominated = ratios and all(ratio.low >= 1 for ratio in ratios)
+            text = f"{first} is less accurate" + (" and cheaper in no cost: it is dominated" if is_dominated else "")
         case _:
-            ending = f"; {first} is cheaper in every cost" if ratios and cheaper else ""
-            ending = f"; {first} is dearer in every cost" if ratios and dearer else ending
-            said = f"no clear difference of accuracy{ending}"
-    costs = ", ".join(f"{cost_name(cost)} {times(ratio.mean)}" for cost, ratio in pair.ratios.items())
-    return f"against {second}: {said} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
+            text = "no clear difference of accuracy"
+            if ratios and all(ratio.low > 1 for ratio in ratios):
+                text += f"; {first} is dearer in every cost"
+            elif ratios and all(ratio.high < 1 for ratio in ratios):
+                text += f"; {first} is cheaper in every cost"
+    costs = ", ".join(f"{cost_name(cost)} {ratio_words(ratio.mean)}" for cost, ratio in pair.ratios.items())
+    return f"{first} against {second}: {text} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
 
 
-def at_equal_accuracy(pair: Match, first: str, second: str, least: float) -> str:
-    """What the first costs over the second if they are equally accurate, or that they cannot be compared."""
+def equal_accuracy_line(pair: Match, first: str, second: str, least: float) -> str:
+    """Return the costs of the first over the second if both are as accurate, or that they cannot be compared."""
     if not pair.equally_accurate(least):
-        return f"{first} against {second}: costs are {not_comparable(pair, least)}"
-    costs = ", ".join(f"{cost_name(cost)} {times(ratio)}" for cost, ratio in pair.ratios.items())
+        return f"{first} against {second}: costs are {not_comparable_words(pair, least)}"
+    costs = ", ".join(f"{cost_name(cost)} {ratio_words(ratio)}" for cost, ratio in pair.ratios.items())
     return f"{first} against {second}, equally accurate: {costs or 'no instance whose prompt fitted both'}"
 
 
-def times(ratio: Estimate | float) -> str:
-    """A ratio of two costs, as `x1.50`; what has no ratio, since the other spends none, is said to have none."""
+def ratio_words(ratio: Estimate | float) -> str:
+    """Return a ratio of two costs, as `x1.50`; an infinite one says that the other strategy spends none."""
     mean = ratio.mean if isinstance(ratio, Estimate) else ratio
     if math.isinf(mean):
         return "where the other has none"
     return f"x{ratio}" if isinstance(ratio, Estimate) else f"x{ratio:.2f}"
 
 
-def not_comparable(pair: Match, least: float) -> str:
-    """Why not."""
+def not_comparable_words(pair: Match, least: float) -> str:
+    """Return why costs at one budget are not comparable."""
     if pair.verdict is Verdict.TOO_FEW:
         return f"not comparable: fewer than {MIN_INSTANCES} instances"
-    said = "not comparable: accuracies {:.2f} and {:.2f}".format(*pair.accuracies)
-    open_ = pair.gap.low <= least and pair.gap.high >= -least
-    return said + (f", whose difference, {pair.gap.signed}, may be more than {least:g}" if open_ else "")
+    first, second = pair.accuracies
+    text = f"not comparable: accuracies {first:.2f} and {second:.2f}"
+    if pair.gap.low <= least and pair.gap.high >= -least:
+        text += f", whose difference, {pair.gap.signed}, may be more than {least:g}"
+    return text
 
 
-def _at(ranges: Sequence[tuple[float, float]]) -> str:
-    return " and ".join(f"at {low:.4g}" if low == high else f"from {low:.4g} to {high:.4g}" for low, high in ranges)
+# Grammar
+
+
+def and_list(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def join_clauses(clauses: Sequence[str]) -> str:
+    """Return the clauses as one text that begins with a capital letter and ends with a stop."""
+    text = "; ".join(clause.rstrip(".") for clause in clauses)
+    return f"{text[0].upper()}{text[1:]}." if text else ""

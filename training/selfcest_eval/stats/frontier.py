@@ -157,7 +157,7 @@ def compare_frontiers(
     drawn = _drawn(first, cost, at, resampler) - _drawn(second, cost, at, resampler)
     gaps = resampler.band(gap, drawn)
     average = resampler.around(float(gap.mean()), drawn.mean(axis=1))
-    ahead, behind = ([_clear(gap, least) == side for gap in gaps] for side in (1, -1))
+    ahead, behind = ([sign_of(gap, least) == side for gap in gaps] for side in (1, -1))
     verdict = _verdict(gaps, len(first[0].correct), least)
     return FrontierComparison(cost, at, gaps, average, verdict, _ranges(at, ahead), _ranges(at, behind))
 
@@ -174,13 +174,13 @@ def _drawn(strategy: Sequence[Point], cost: str, at: Values, resampler: Resample
     return envelope(costs, np.stack([resampler.means(point.correct) for point in strategy], axis=-1), at)
 
 
-def _clear(gap: Estimate, least: float) -> int:
+def sign_of(gap: Estimate, least: float) -> int:
     """1 or -1 for a difference whose interval excludes 0 and that is not below `least`, else 0."""
     return 0 if abs(gap.mean) < least else int(gap.low > 0) - int(gap.high < 0)
 
 
 def _verdict(gaps: Sequence[Estimate], instances: int, least: float) -> Verdict:
-    sides = {_clear(gap, least) for gap in gaps}
+    sides = {sign_of(gap, least) for gap in gaps}
     if instances < MIN_INSTANCES:
         return Verdict.TOO_FEW
     if {1, -1} <= sides:

@@ -1,0 +1,306 @@
+"""The short forms of a report: its warnings, the verdict of a terminal and table.md, the five answers of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from selfcest_eval.play.costs import cost_name
+from selfcest_eval.report import words
+from selfcest_eval.report.findings import (
+    Findings,
+    PairedComparison,
+    accuracy_by_shift,
+    analyze,
+    compare_best_baselines,
+    mean_regret,
+)
+from selfcest_eval.report.learning import first_and_last, returns
+from selfcest_eval.report.reading import Reading
+from selfcest_eval.report.sources import Source
+from selfcest_eval.stats.frontier import Verdict
+from selfcest_eval.stats.statistics import Estimate
+
+MOSTLY = 0.5  # the share of groups without a gradient from which on most groups have none
+MIN_SEEDS = 3  # with fewer, luck of the weights cannot be told from the method
+SHOWN_FAILURES = 3  # in the answer to what failed; all failures stand above it on the page
+MIN_REGRET = 0.01  # in reward; a smaller regret is worth no training
+
+_REMEDIES = {
+    "serial collapse": "show calls with several objectives in the warm start, or reward a short critical path",
+    "redundant objectives": "price clones (reward.options.clone_cost) or show plans without repetition",
+    "ignored replies": "check that replies fit (limits.reply_tokens) and show joins in the warm start",
+    "refused without recovery": "raise limits.total_tokens, or show smaller calls in the warm start",
+    "refused reads": "raise limits.max_reads, or show more documents in the warm start",
+}
+_UNDECIDED = (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW)
+# Lines of a study's verdict. A strategy that is ahead at some costs and behind at others counts in both.
+_VERDICT_LINES = {
+    "ahead at some cost": (Verdict.AHEAD, Verdict.BOTH),
+    "behind at some cost": (Verdict.BEHIND, Verdict.BOTH),
+    "undecided": (*_UNDECIDED, Verdict.NO_COST),
+}
+_RUN_COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_steps")
+
+
+# Terminal and table.md
+
+
+def warning_lines(findings: Findings, reading: Reading) -> list[str]:
+    """Return what must be known before any gap is read."""
+    names = reading.labels
+    lines = [words.unplayed_line(item, names) for item in findings.unplayed]
+    lines += [words.weak_baseline_line(row, names) for row in findings.weak_baselines]
+    return lines + words.cheap_failure_lines(findings.cheap_failures, names)
+
+
+def study_verdict(comparisons: Sequence[PairedComparison], reading: Reading) -> str:
+    """Return five lines that count where the subject is ahead and behind, cost by cost, of all comparisons.
+
+    The last line has the costs of the subject over those of the others, where both are as accurate.
+    """
+    subjects = dict.fromkeys(reading.labels[item.subject] for item in comparisons)
+    strategies = dict.fromkeys(reading.labels[item.strategy] for item in comparisons)
+    cells = dict.fromkeys(item.curves.name for item in comparisons)
+    lines = [
+        f"{', '.join(subjects)} against {', '.join(strategies)}, at equal cost, on {len(cells)} cells: "
+        f"{len(comparisons)} comparisons"
+    ]
+    for heading, verdicts in _VERDICT_LINES.items():
+        counts = []
+        for cost in reading.compared:
+            count = sum(item.over[cost].verdict in verdicts for item in comparisons)
+            counts.append(f"{cost_name(cost)} {count}")
+        lines.append(f"  {heading}: {', '.join(counts)}")
+    pairs = [item.at[-1] for item in comparisons if item.at[-1].equally_accurate(reading.min_difference)]
+    ranges = []
+    for cost in reading.compared:
+        ratios = [pair.ratios[cost].mean for pair in pairs if cost in pair.ratios]
+        if ratios:
+            low = words.ratio_words(min(ratios))
+            high = words.ratio_words(max(ratios))
+            ranges.append(f"{cost_name(cost)} {low if low == high else f'{low} to {high}'}")
+    costs = ", ".join(ranges) or "no cost can be compared"
+    lines.append(f"  at equal accuracy, in {len(pairs)} at the largest budget: {costs}")
+    return "\n".join(lines)
+
+
+def run_verdict(source: Source, findings: Findings, comparisons: Sequence[PairedComparison]) -> str:
+    """Return a line or two on each family, the variants that can be compared, decisions, and what was not learned."""
+    lines = []
+    for family in dict.fromkeys(curves.family for curves in source.cells):
+        accuracies = [accuracy for accuracy in findings.accuracies if accuracy.family == family]
+        has_beyond = any(curves.shift == "out" for curves in source.cells if curves.family == family)
+        if accuracies:
+            lines.append(words.family_accuracy_line(accuracies, has_beyond=has_beyond))
+    lines += _lines_at_equal_accuracy(source, comparisons)
+    for decisions in findings.decisions:
+        lines += words.decision_lines(decisions)
+    unsolved = []
+    for strategy in source.final:
+        for row in (*findings.weak_baselines, *findings.unsolved_variants):
+            if row.strategy == strategy:
+                unsolved.append(f"{strategy} {row.accuracy.mean:.2f} on {row.curves.name}")
+    if unsolved:
+        lines.append(f"not learned: {'; '.join(unsolved)}")
+    else:
+        lines.append("every variant solves the smallest sizes it plays")
+    return "\n".join(lines)
+
+
+def _lines_at_equal_accuracy(source: Source, comparisons: Sequence[PairedComparison]) -> list[str]:
+    """Return the costs of a final variant over those of another, on the cells where both are as accurate."""
+    comparisons_by_pair: dict[tuple[str, str], list[PairedComparison]] = {}
+    for item in comparisons:
+        if item.subject in source.final and item.strategy in source.final:
+            comparisons_by_pair.setdefault((item.subject, item.strategy), []).append(item)
+    lines = []
+    for (subject, strategy), items in comparisons_by_pair.items():
+        pairs = [item.at[-1] for item in items if item.at[-1].equally_accurate(source.reading.min_difference)]
+        costs = []
+        for cost in _RUN_COSTS:
+            ratios = [pair.ratios[cost].mean for pair in pairs if cost in pair.ratios]
+            if ratios:
+                costs.append(f"{cost_name(cost)} {words.ratio_words(float(np.mean(ratios)))}")
+        where = f"on the {len(pairs)} of {len(items)} sizes on which both are as accurate"
+        lines.append(f"{subject} over {strategy}, {where}: {', '.join(costs) or 'no cost can be compared'}")
+    return lines
+
+
+# The page
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One of the five answers at the top of a page.
+
+    Attributes:
+        question: that it answers.
+        text: the answer.
+        see: sections of the page that have the numbers.
+    """
+
+    question: str
+    text: str
+    see: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """A source with its findings, and what a page says of it first.
+
+    Attributes:
+        source, findings: see there.
+        failures: what must be known before any gap is read, a line each.
+        answers: what was learned, who wins on which cost, how sure that is, what failed, what to try next.
+    """
+
+    source: Source
+    findings: Findings
+    failures: Sequence[str]
+    answers: Sequence[Answer]
+
+
+def report_on(source: Source) -> SourceReport:
+    """Compute all findings of a source, for its page and for the terminal."""
+    findings = analyze(source)
+    baselines = compare_best_baselines(source)
+    names = source.short_names
+    failures = _failures(source, findings, names)
+    shown = failures[:SHOWN_FAILURES]
+    if len(failures) > SHOWN_FAILURES:
+        shown.append(f"and {len(failures) - SHOWN_FAILURES} more")
+    failed = words.join_clauses(shown) or "Nothing that this page counts."
+    suggestions = list(_suggestions(source, findings, baselines, names))
+    answers = [
+        Answer("What was learned", _learned(source, findings, names), ("learning", "results")),
+        Answer("Who wins on which cost", _wins(source, findings, baselines, names), ("frontier", "decisions")),
+        Answer("How sure", _certainty(source, findings, baselines), ("results",)),
+        Answer(
+            "What failed", failed, ("failures", "pathologies")
+        ),
+        Answer("What to try next", words.join_clauses(suggestions[:2]), ("failures", "pathologies", "decisions")),
+    ]
+    return SourceReport(source, findings, failures, answers)
+
+
+def _failures(source: Source, findings: Findings, names: Mapping[str, str]) -> list[str]:
+    """Return warnings, policies that have not learned, and common pathologies."""
+    lines = [*source.warnings, *(words.weak_baseline_line(row, names) for row in findings.weak_baselines)]
+    lines += [words.unplayed_line(item, names) for item in findings.unplayed]
+    lines += [words.unsolved_line(row, names) for row in findings.unsolved_variants]
+    not_compared = {*source.before.values(), *source.reading.aside}
+    failing = dict.fromkeys(failure.strategy for failure in findings.cheap_failures)
+    lines += [words.cheap_failure_line(strategy, names) for strategy in failing if strategy not in not_compared]
+    return lines + [words.pathology_line(pathology, names) for pathology in findings.pathologies]
+
+
+def _learned(source: Source, findings: Findings, names: Mapping[str, str]) -> str:
+    if source.run is None:
+        policies = len({str(source.study.policy_of(name)) for name in source.final})
+        return (
+            f"Nothing is trained in a study: {len(source.final)} strategies were played by {policies} "
+            f"polic{'y' if policies == 1 else 'ies'} on {len(source.cells)} cells."
+        )
+    lines = [words.learned_line(accuracy, names, source.reading.min_difference) for accuracy in findings.accuracies]
+    for series in returns(source.jobs):
+        first, last = first_and_last(series)
+        lines.append(f"the return of {series.variant} in training went from {first.mean:.2f} to {last.mean:.2f}")
+    return words.join_clauses(lines) or "Nothing has been evaluated yet."
+
+
+def _wins(source: Source, findings: Findings, baselines: Sequence[PairedComparison], names: Mapping[str, str]) -> str:
+    lines = []
+    for item in baselines:
+        by_shift = []
+        for strategy in (item.subject, item.strategy):
+            accuracies = words.shift_words(accuracy_by_shift(source.cells, item.curves.family, strategy))
+            if accuracies:
+                by_shift.append(f"{names[strategy]}: {accuracies}")
+        line = words.frontiers_line(item, names, source.reading.min_difference)
+        lines.append(f"{line} ({'; '.join(by_shift)})" if by_shift else line)
+    # Budgets rise, so the last one of a family and a strategy is the largest.
+    at_largest = {(item.now.family, item.now.triple.free): item for item in findings.decisions}
+    lines += [words.choice_line(item, names) for item in at_largest.values()]
+    return words.join_clauses(lines) or "There is nothing to compare: no family was played by two policies."
+
+
+def _certainty(source: Source, findings: Findings, baselines: Sequence[PairedComparison]) -> str:
+    if not source.cells:
+        return "Not at all: nothing has been evaluated yet."
+    seeds = len(source.cells[0].seeds)
+    counts = sorted({len(curves.task_ids) for curves in source.cells})
+    instances = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    lines = [f"{instances} instances a cell and {seeds} seed{'s' if seeds > 1 else ''}"]
+    widths = [_half_width(row.accuracy) for row in findings.rows.of_cells if row.strategy in source.final]
+    if widths:
+        lines.append(f"an accuracy on one cell is known to within {max(widths):.2f} at worst")
+    verdicts = _verdicts(baselines)
+    if verdicts:
+        undecided = sum(verdict in _UNDECIDED for verdict in verdicts)
+        lines.append(f"{undecided} of {len(verdicts)} comparisons of families are undecided")
+    if seeds == 1 and source.reading.crossed:
+        lines.append("the weights are those of one seed, and another may say otherwise")
+    return words.join_clauses(lines)
+
+
+def _half_width(accuracy: Estimate) -> float:
+    """Return how far the accuracy can be from its mean; an accuracy of 0 or 1 has an interval on one side."""
+    width = min(1.0, accuracy.high) - max(0.0, accuracy.low)
+    return width / 2 if 0 < accuracy.mean < 1 else width
+
+
+def _verdicts(comparisons: Sequence[PairedComparison]) -> list[Verdict]:
+    verdicts: list[Verdict] = []
+    for item in comparisons:
+        verdicts += [frontiers.verdict for frontiers in item.over.values()]
+    return verdicts
+
+
+def _suggestions(
+    source: Source, findings: Findings, baselines: Sequence[PairedComparison], names: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield what to do next, the most urgent first. There always is something."""
+    if not source.cells:
+        yield "let the run finish, or evaluate what it has: selfcest train --resume"
+    unsolved = dict.fromkeys(names[row.strategy] for row in (*findings.weak_baselines, *findings.unsolved_variants))
+    if unsolved:
+        means = "more tokens in its warm start" if source.run else "a policy that was trained for it"
+        policies = words.and_list(list(unsolved))
+        yield f"before any gap is read, give {policies} {means}, until the smallest size is solved"
+    pathologies = {pathology.name: pathology for pathology in findings.pathologies}
+    owners = {name: names.get(pathology.owner, pathology.owner) for name, pathology in pathologies.items()}
+    if "never delegates" in pathologies:
+        yield (
+            f"{owners['never delegates']} never delegates: show both ways half and half in the warm start, or lower "
+            "the price of tokens, so that RL sees what clones earn"
+        )
+    if "equal groups" in pathologies:
+        count = pathologies["equal groups"].count
+        if count.found > MOSTLY * count.possible:
+            yield (
+                f"most groups of {owners['equal groups']} earn the same and teach nothing: choose tasks that it "
+                "sometimes fails, a higher temperature or larger groups"
+            )
+    regret_by_family = {item.now.family: mean_regret(item.now) for item in findings.decisions}
+    for family, regret in regret_by_family.items():
+        if regret > MIN_REGRET:
+            yield f"on {family} a mere threshold of size would earn {regret:.3f} more: train longer on sizes around it"
+    for name, remedy in _REMEDIES.items():
+        if name in pathologies:
+            yield f"against {name} of {owners[name]}: {remedy}"
+    seeds = len(source.cells[0].seeds) if source.cells else MIN_SEEDS
+    if seeds < MIN_SEEDS and source.reading.crossed:
+        yield f"more seeds, as seeds={list(range(MIN_SEEDS))}: {seeds} cannot tell the method from luck"
+    if any(verdict in _UNDECIDED for verdict in _verdicts(baselines)):
+        key = "evaluation.episodes" if source.run else "episodes"
+        yield f"four times as many instances ({key}) to halve the intervals of what is undecided"
+    worst_accuracies = []
+    for curves in source.cells:
+        played = [points[-1].correct.mean() for name, points in curves.strategies.items() if name in source.final]
+        worst_accuracies += [(float(accuracy), curves.name) for accuracy in played]
+    if worst_accuracies:
+        accuracy, hardest = min(worst_accuracies)
+        yield f"harder tasks: the hardest here is {hardest}, with an accuracy of {accuracy:.2f} at worst"
