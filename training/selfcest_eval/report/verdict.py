@@ -178,9 +178,7 @@ def report_on(source: Source) -> SourceReport:
         Answer("What was learned", _learned(source, findings, names), ("learning", "results")),
         Answer("Who wins on which cost", _wins(source, findings, baselines, names), ("frontier", "decisions")),
         Answer("How sure", _certainty(source, findings, baselines), ("results",)),
-        Answer(
-            "What failed", failed, ("failures", "pathologies")
-        ),
+        Answer("What failed", failed, ("failures", "pathologies")),
         Answer("What to try next", words.join_clauses(suggestions[:2]), ("failures", "pathologies", "decisions")),
     ]
     return SourceReport(source, findings, failures, answers)
