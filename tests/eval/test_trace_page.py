@@ -23,7 +23,7 @@ from selfcest_env.types import ROOT, MessageRole
 from selfcest_eval.html.playing import Clock, Renderer, play_again
 from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
-from selfcest_training.credit.offline import apply, in_groups
+from selfcest_training.credit.offline import assign_stored, group_episodes
 
 RENDERERS = (Renderer(Rules(RULES.limits, HermesProtocol(), ByteCounter())), Renderer(RULES))
 
@@ -120,8 +120,8 @@ def test_rules_that_make_another_episode_are_not_believed(records: list[EpisodeR
 
 
 def test_advantages_are_those_of_the_schemes_side_by_side(records: list[EpisodeRecord]) -> None:
-    stored = in_groups(records, "here")
-    credits = [apply(assigner, stored) for assigner in (Rloo(), Coma())]
+    stored = group_episodes(records, "here")
+    credits = [assign_stored(assigner, stored) for assigner in (Rloo(), Coma())]
     read = page(records, SchemeCredit("rloo", "f", [credits[0]]), SchemeCredit("coma", "g", [credits[1]]))
     seen = 0
     for record, shown in zip(records, read.episodes, strict=True):

@@ -78,10 +78,10 @@ from selfcest_training.credit import (
     Promise,
     Replayed,
     Rloo,
-    Shapes,
     Shapley,
     ToGo,
-    coin,
+    TurnCounts,
+    flip_coin,
 )
 from selfcest_training.stages.crediting import counterfactuals, credit_step
 
@@ -492,11 +492,11 @@ class AsksAgain(Rloo):
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return Branches().replays(group)
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        asked = Branches(nested=True).more_replays(episode, shapes)
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
+        asked = Branches(nested=True).more_replays(episode, turn_counts)
         if self.by_hand:
             return [replay for replay in asked if (episode.seed + len(str(replay))) % 4 == 0]
-        return [replay for n, replay in enumerate(asked) if coin(0.25, episode, n)]
+        return [replay for n, replay in enumerate(asked) if flip_coin(0.25, episode, n)]
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

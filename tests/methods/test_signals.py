@@ -463,7 +463,7 @@ def test_adora_weighs_groups_by_the_length_of_right_and_wrong_episodes() -> None
     assert factor(right, alone("s", 1.0), wrong[0], **hard) == 0.1, "two of three"
     assert factor(right, alone("s", 1.0), wrong[0], at_most=0.7, **hard) == 2.0
     assert factor(alone("h", 0.0), replace(wrong[0], reward_terms={"correct": -1.0}), **hard) == 0.1, "hopeless"
-    with pytest.raises(RewardError, match="term is 'right', and the reward has no such term .*it has correct"):
+    with pytest.raises(RewardError, match="term is 'right', but the reward has no such term.*It has correct"):
         assign(Adora(term="right"), group(tree, tree), {})
 
 
@@ -587,7 +587,7 @@ def test_the_laboratory_sees_what_entropies_cost(scheme: CreditAssigner) -> None
         ("adora", {"at_most": 0.25}, "at_most is 0.25, which changes nothing: rule is length; leave it out"),
         ("adora", {"rule": "difficulty", "length": "turns"}, "length is 'turns', which changes nothing"),
         ("decision", {"scheme": {"name": "gae"}}, "scheme is 'gae', which learns"),
-        ("frozen_clones", {"scheme": {"name": "d3s"}}, "scheme is 'd3s', which learns, looks into the policy"),
+        ("frozen_clones", {"scheme": {"name": "d3s"}}, "scheme is 'd3s', which learns, needs internals of the policy"),
         ("frozen_clones", {"steps": -1}, "steps is -1"),
     ],
 )

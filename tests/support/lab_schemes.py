@@ -11,7 +11,18 @@ import numpy as np
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo, ToGo, broadcast, draw
+from selfcest_training.credit import (
+    Coma,
+    Credit,
+    Difference,
+    Grpo,
+    Promise,
+    Replayed,
+    Rloo,
+    ToGo,
+    broadcast,
+    draw_index,
+)
 
 
 def changed(record: EpisodeRecord, **terms: float) -> EpisodeRecord:
@@ -108,7 +119,7 @@ class OwnCoins(Difference):
 
     name: ClassVar[str] = "own_coins"
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         for agent in episode.agents[1:]:
             if np.random.default_rng((episode.seed, *agent.agent_id.path)).random() < self.max_share:
                 yield TurnKey(episode.episode_id, agent.agent_id, 0)
@@ -149,10 +160,10 @@ class OneReplayed(Difference):
 
     name: ClassVar[str] = "one_replayed"
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         clones = [agent.agent_id for agent in episode.agents[1:] if agent.turns]
         if clones:
-            chosen = clones[draw((1 / len(clones),) * len(clones), "the one", episode)]
+            chosen = clones[draw_index((1 / len(clones),) * len(clones), "the one", episode)]
             yield TurnKey(episode.episode_id, chosen, 0)
 
 
@@ -162,7 +173,7 @@ class OneReplayedByOwnDraw(Difference):
 
     name: ClassVar[str] = "one_replayed_by_own_draw"
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         clones = [agent.agent_id for agent in episode.agents[1:] if agent.turns]
         if clones:
             chosen = clones[int(np.random.default_rng(episode.seed).integers(len(clones)))]

@@ -11,7 +11,7 @@ from records import agent, group, three_agents, turn
 
 from selfcest_env.errors import ConfigError, CreditError
 from selfcest_env.types import ROOT, Outcome, Status, TurnKey
-from selfcest_training.credit import Credit, Gated, Grpo, checked_credit
+from selfcest_training.credit import Credit, Gated, Grpo, check_credit
 from selfcest_training.credit.gated import has_failed
 
 
@@ -115,7 +115,7 @@ def test_wrong_credit_names_the_scheme_and_the_turn(change, message) -> None:  #
     episodes = group(three_agents("a", 1.0), three_agents("b", 0.0))
     credit = Credit(change(dict(Grpo().assign(episodes, {}).advantage)))
     with pytest.raises(CreditError, match=message) as caught:
-        checked_credit("mine", episodes, credit)
+        check_credit("mine", episodes, credit)
     assert "'mine'" in str(caught.value)
 
 
@@ -123,4 +123,4 @@ def test_a_turn_in_both_parts_is_refused() -> None:
     episodes = group(three_agents("a", 1.0), three_agents("b", 0.0))
     credit = Credit(Grpo().assign(episodes, {}).advantage, frozenset({key("a", 1)}))
     with pytest.raises(CreditError, match="exactly one"):
-        checked_credit("mine", episodes, credit)
+        check_credit("mine", episodes, credit)

@@ -35,12 +35,12 @@ from selfcest_training.credit import (
     Promise,
     Replayed,
     Rloo,
-    Shapes,
     Shapley,
     ToGo,
-    draw,
+    TurnCounts,
+    draw_index,
 )
-from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_id, mirrored_replay
+from selfcest_training.credit.synthetic import NULL_PLAYERS, SyntheticGroup, mirror_id, mirror_record, mirror_replay
 from selfcest_training.credit.testing import ConformanceError, check_assigner
 
 RIGHT: list[CreditAssigner] = [
@@ -80,8 +80,8 @@ class RemembersTheRound(Branches):
         self.last[:] = [group]
         return super().replays(group)
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        return super().more_replays(episode, shapes) if episode in self.last[0].episodes else ()
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
+        return super().more_replays(episode, turn_counts) if episode in self.last[0].episodes else ()
 
 
 class LeavesOut(Rloo):
@@ -199,7 +199,7 @@ class Peeks(Coma):
 class LastTwoReplayed(Difference):
     """The two clones that were born last; a clone that causes others loses its own replay."""
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         for agent in [agent for agent in episode.agents[1:] if agent.turns][-2:]:
             yield TurnKey(episode.episode_id, agent.agent_id, 0)
 
@@ -207,7 +207,7 @@ class LastTwoReplayed(Difference):
 class LeavesReplayed(Difference):
     """Clones that called no clone."""
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         parents = {agent.parent_id for agent in episode.agents}
         for agent in episode.agents[1:]:
             if agent.agent_id not in parents:
@@ -217,7 +217,7 @@ class LeavesReplayed(Difference):
 class AnsweredReplayed(Difference):
     """Clones that answered."""
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         for agent in episode.agents[1:]:
             if not agent.failed:
                 yield TurnKey(episode.episode_id, agent.agent_id, 0)
@@ -226,7 +226,7 @@ class AnsweredReplayed(Difference):
 class TokensReplayed(Difference):
     """Clones until those replayed have generated twenty tokens."""
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         generated = 0
         for agent in episode.agents[1:]:
             generated += agent.generated_tokens
@@ -256,9 +256,9 @@ class LastOfSecondRound(Branches):
     null_player: ClassVar[bool] = False
     nested: bool = True
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
         by_first: dict[str, Replay] = {}
-        for replay in super().more_replays(episode, shapes):
+        for replay in super().more_replays(episode, turn_counts):
             by_first[replay.episode_id] = replay
         return list(by_first.values())
 
@@ -269,15 +269,15 @@ class LastOfSecondRound(Branches):
 class TurnsOfSecondRound(LastOfSecondRound):
     """In the second round clones are replayed where the whole replay took few turns."""
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        few = {str(first) for first, turns in shapes.items() if sum(turns.values()) < 8}
-        return [r for r in Branches(nested=True).more_replays(episode, shapes) if r.episode_id in few]
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
+        few = {str(first) for first, turns in turn_counts.items() if sum(turns.values()) < 8}
+        return [r for r in Branches(nested=True).more_replays(episode, turn_counts) if r.episode_id in few]
 
 
 class SharesOfItsOwn(Difference):
     """A share of the clones by a generator of its own, drawn in the order of the tree: right, and not by `coin`."""
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         generator = random.Random(episode.seed)
         for agent in episode.agents[1:]:
             if generator.random() < 0.4 and agent.turns:
@@ -287,12 +287,12 @@ class SharesOfItsOwn(Difference):
 class OneOfEachCall(Difference):
     """One clone of every call: whoever called decides how many share that chance, so no clone moves its own."""
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         calls: dict[object, list[AgentId]] = {}
         for agent in episode.agents[1:]:
             calls.setdefault((agent.parent_id, agent.born_at), []).append(agent.agent_id)
         for clones in calls.values():
-            chance = draw((1 / len(clones),) * len(clones), "the one", episode, min(clones))
+            chance = draw_index((1 / len(clones),) * len(clones), "the one", episode, min(clones))
             yield TurnKey(episode.episode_id, sorted(clones)[chance], 0)
 
 
@@ -304,7 +304,7 @@ class ReplayedByTheEnd(Difference):
     def chosen(self, episode: EpisodeRecord) -> bool:
         return zlib.crc32((episode.answer or "").encode()) % 2 == 0
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         for agent in episode.agents[1:]:
             if agent.turns and self.chosen(episode):
                 yield TurnKey(episode.episode_id, agent.agent_id, 0)
@@ -405,31 +405,31 @@ def test_a_scheme_must_declare_itself() -> None:
         check_assigner(Anonymous())
 
 
-# The made-up world
+# Synthetic groups
 
 
 def test_mirroring_is_its_own_inverse_and_keeps_returns() -> None:
-    world = World(3)
-    for episode in world.group.episodes:
-        assert mirrored(mirrored(episode)) == episode
-        assert mirrored(episode) != episode
-        assert mirrored(episode).team_return == episode.team_return
-    assert [str(mirrored_id(a.agent_id)) for a in episode.agents] == ["root", "root.1", "root.0", "root.0.0", "root.2"]
+    synthetic = SyntheticGroup(3)
+    for episode in synthetic.group.episodes:
+        assert mirror_record(mirror_record(episode)) == episode
+        assert mirror_record(episode) != episode
+        assert mirror_record(episode).team_return == episode.team_return
+    assert [str(mirror_id(a.agent_id)) for a in episode.agents] == ["root", "root.1", "root.0", "root.0.0", "root.2"]
 
 
-def test_replays_of_the_world_keep_what_does_not_descend() -> None:
+def test_replays_of_a_synthetic_group_keep_what_does_not_descend() -> None:
     """A default for the third clone keeps what the others brought; the first never matters, present or not."""
-    world = World(5)
-    (episode, *_) = world.group.episodes
+    synthetic = SyntheticGroup(5)
+    (episode, *_) = synthetic.group.episodes
     third = Replay.of(episode.episode_id, {ROOT.child(2): Intervention.DEFAULT})
-    record = world.play([third])[third]
+    record = synthetic.play([third])[third]
     assert record.by_id[ROOT.child(2)].absent
     noise = 0.2
     assert 0 <= episode.team_return - record.team_return + noise <= 0.5 + 2 * noise
     nested = Replay.of(episode.episode_id, {ROOT.child(1): Intervention.DEFAULT})
-    assert ROOT.child(1).child(0) not in world.play([nested])[nested].by_id
-    assert {str(clone) for clone in NULL} == {"root.0", "root.1.0"}
-    assert mirrored_replay(third) == third
+    assert ROOT.child(1).child(0) not in synthetic.play([nested])[nested].by_id
+    assert {str(clone) for clone in NULL_PLAYERS} == {"root.0", "root.1.0"}
+    assert mirror_replay(third) == third
 
 
 def test_promises_are_part_of_the_interface() -> None:

@@ -21,7 +21,7 @@ from selfcest_env.record import EpisodeGroup, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
 from selfcest_training.credit import Credit, Replayed, Rloo, make_assigner
-from selfcest_training.credit.offline import in_groups
+from selfcest_training.credit.offline import group_episodes
 from selfcest_training.export.prime_rl import TrainingSample, build_training_samples, read_samples, write_samples
 from selfcest_training.export.stored import CreditedSamples, build_credited_samples, get_group_id
 from selfcest_training.export.trl import (
@@ -44,7 +44,7 @@ EPISODES = (_SHORT, replace(_LONG, agents=(*_LONG.agents[:2], _TALKATIVE)))  # o
 
 def data(credit: str = "rloo", denominator: Denominator = Denominator.CONSTANT, **options: Any) -> CreditedSamples:
     return build_credited_samples(
-        in_groups(EPISODES, "here"),
+        group_episodes(EPISODES, "here"),
         make_assigner(credit, options, where="options"),
         denominator=denominator,
         constant=10.0,
@@ -84,14 +84,16 @@ def test_samples_are_those_of_our_learner() -> None:
 
 def test_turns_of_replays_are_exported_with_their_group() -> None:
     asked = [Replay.of(e.episode_id, {ROOT.child(i): Intervention.RESAMPLE}) for e in EPISODES for i in range(2)]
-    stored = in_groups([*(three_agents(str(replay), 0.5) for replay in asked), *EPISODES], "here")
+    stored = group_episodes([*(three_agents(str(replay), 0.5) for replay in asked), *EPISODES], "here")
     scheme = make_assigner("branches", {"samples": 1}, where="options")
     found = build_credited_samples(stored, scheme, denominator=Denominator.CONSTANT, constant=10.0)
     names = {sample.episode_id for sample in found.samples}
     assert names == {*map(str, asked), *(episode.episode_id for episode in EPISODES)}
     assert {get_group_id(sample.episode_id) for sample in found.samples} == {"s0.g0"}
     with pytest.raises(CreditError, match="4 are not in the file"):
-        build_credited_samples(in_groups(EPISODES, "here"), scheme, denominator=Denominator.CONSTANT, constant=10.0)
+        build_credited_samples(
+            group_episodes(EPISODES, "here"), scheme, denominator=Denominator.CONSTANT, constant=10.0
+        )
 
 
 def test_nothing_to_train_is_an_error() -> None:
@@ -102,7 +104,9 @@ def test_nothing_to_train_is_an_error() -> None:
             return Credit({}, excluded=frozenset(super().assign(group, replayed).advantage))
 
     with pytest.raises(RecordError, match="'nobody' excludes every turn"):
-        build_credited_samples(in_groups(EPISODES, "here"), Nobody(), denominator=Denominator.CONSTANT, constant=1.0)
+        build_credited_samples(
+            group_episodes(EPISODES, "here"), Nobody(), denominator=Denominator.CONSTANT, constant=1.0
+        )
 
 
 # verl
@@ -145,7 +149,7 @@ def test_verl_has_one_temperature(tmp_path: Path) -> None:
     hot = three_agents("s0.g0.e0", 1.0)
     hot = replace(hot, agents=(*hot.agents[:2], agent(ROOT.child(1), turn((7,), (16, 17), temperature=0.5))))
     made = build_credited_samples(
-        in_groups([hot, EPISODES[1]], ""), Rloo(), denominator=Denominator.CONSTANT, constant=1.0
+        group_episodes([hot, EPISODES[1]], ""), Rloo(), denominator=Denominator.CONSTANT, constant=1.0
     )
     with pytest.raises(ConfigError, match=r"temperatures \[0.5, 1.0\]; expected one"):
         build_batch(made)

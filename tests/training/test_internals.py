@@ -269,7 +269,7 @@ def test_learned_values_are_worth_more_than_they_cost_in_bias(game: str) -> None
 
 
 def test_without_a_policy_it_says_so() -> None:
-    with pytest.raises(CreditError, match=r"'critic' looks into the policy \(hidden\)"):
+    with pytest.raises(CreditError, match=r"'critic' needs internals of the policy \(hidden\)"):
         assign(Critic(), PAIR, {})
 
 
@@ -360,7 +360,7 @@ class Forgetful(Critic):
             "LooksForNothing",
             r"LooksForNothing.internals is frozenset\(\{'hiden'\}\); expected a frozenset of hidden and",
         ),
-        ("HookOfTheFirstVersion", "has assign_internals, a hook of version 0.1; since 0.2 it is assign_step"),
+        ("HookOfTheFirstVersion", "has assign_internals, a hook of version 0.1; override assign_step"),
         ("FitOfTheFirstVersion", r"FitOfTheFirstVersion.fit cannot be called as fit\(groups, internals\)"),
         ("StepOfTheFirstVersion", r"assign_step cannot be called as assign_step\(groups, replayed, internals\)"),
         ("Duck", "Duck is no subclass of selfcest_training.credit.base:CreditAssigner; derive it from that"),
@@ -379,7 +379,7 @@ def test_conformance(scheme: CreditAssigner) -> None:
 
 
 def test_a_memory_that_is_lost_is_found_out() -> None:
-    with pytest.raises(ConformanceError, match="put all that it learns into it"):
+    with pytest.raises(ConformanceError, match="put all learned state into it"):
         check_assigner(Forgetful())
 
 

@@ -27,7 +27,7 @@ from selfcest_lab.games import GAMES
 from selfcest_lab.tabular import SeededNoise, TabularPolicy
 from selfcest_methods.branches import Branches
 from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
-from selfcest_training.credit.offline import apply, credit_lines, read_groups
+from selfcest_training.credit.offline import assign_stored, format_credit_lines, read_groups
 from selfcest_training.stages import crediting
 from selfcest_training.stages.crediting import counterfactuals, credit_step
 from selfcest_training.stages.rollout_batch import RolloutBatch
@@ -70,13 +70,13 @@ def test_replays_come_from_the_file_or_are_missed_in_plain_words(tmp_path: Path)
     names = [Replay.of(e.episode_id, {ROOT.child(i): Intervention.RESAMPLE}) for e in episodes for i in range(2)]
     replayed = [three_agents(str(name), 0.25) for name in names]
     stored = read_groups(write(tmp_path / "whole.jsonl", *replayed, *episodes))
-    assert apply(Coma(), stored) == [Coma().assign(group(*episodes), dict(zip(names, replayed, strict=True)))]
-    assert apply(Rloo(), stored) == [Rloo().assign(group(*episodes), {})]
+    assert assign_stored(Coma(), stored) == [Coma().assign(group(*episodes), dict(zip(names, replayed, strict=True)))]
+    assert assign_stored(Rloo(), stored) == [Rloo().assign(group(*episodes), {})]
     with pytest.raises(
         CreditError,
         match=r"cut.jsonl: credit scheme 'coma' needs 4 replays.* 1 are not in the file.*g.b/root.1=resample",
     ):
-        apply(Coma(), read_groups(write(tmp_path / "cut.jsonl", *replayed[:3], *episodes)))
+        assign_stored(Coma(), read_groups(write(tmp_path / "cut.jsonl", *replayed[:3], *episodes)))
 
 
 def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +85,16 @@ def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeyp
 
     def spy(assigner: Any, groups: Any, *rest: Any) -> crediting.StepCredit:
         step = whole(assigner, groups, *rest)
-        during.extend(credit_lines(groups[:2], step.credits[:2]))
+        during.extend(format_credit_lines(groups[:2], step.credits[:2]))
         return step
 
     monkeypatch.setattr("selfcest_training.trainer.credit_step", spy)
     job = play(counterfactual(tmp_path))
     stored = read_groups(job.folder / "episodes.jsonl")
     assert len(stored.groups) == 4 * 2
-    found = list(credit_lines(stored.groups, apply(make_assigner("coma", {"samples": 2}, where=""), stored)))
+    found = list(
+        format_credit_lines(stored.groups, assign_stored(make_assigner("coma", {"samples": 2}, where=""), stored))
+    )
     assert found == during
 
 
@@ -143,7 +145,7 @@ def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     assert {name.count("/sample") for name in names} == {1, 2}
     replays = [found.record for of_group in played for found in of_group.values()]
     stored = read_groups(write(tmp_path / "e.jsonl", *replays, *records))
-    again = apply(scheme, stored)
+    again = assign_stored(scheme, stored)
     assert [credit.advantage for credit in again] == [credit.advantage for credit in credits]
     lost = FailureStats(1, 3, 40, "status 503")
     produced = RolloutBatch(tuple(groups), tuple(groups), played, planned_episodes=16, rounds=1, failures=lost)

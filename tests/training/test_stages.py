@@ -185,7 +185,7 @@ def test_a_scheme_of_whole_steps_gives_one_credit_a_group() -> None:
         def assign_step(self, groups: Any, replayed: Any, internals: Any) -> list[Credit]:
             return []
 
-    with pytest.raises(CreditError, match="'rloo' gave 0 credits for 1 groups"):
+    with pytest.raises(CreditError, match="'rloo' returned 0 credits for 1 groups"):
         assign_step(Short(), [pair("g0", 1.0, 0.0)], [{}])
 
 

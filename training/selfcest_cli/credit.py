@@ -53,12 +53,12 @@ def apply_scheme(
     file of a run with that scheme.
     """
     from selfcest_training.credit import make_assigner
-    from selfcest_training.credit.offline import apply, credit_lines, read_groups
+    from selfcest_training.credit.offline import assign_stored, format_credit_lines, read_groups
 
     assigner = make_assigner(name, dict(map(read_option, option or [])), where="--option")
     stored = read_groups(file)
-    credits = apply(assigner, stored)
-    lines = "".join(line + "\n" for line in credit_lines(stored.groups, credits))
+    credits = assign_stored(assigner, stored)
+    lines = "".join(line + "\n" for line in format_credit_lines(stored.groups, credits))
     if out is None:
         print(lines, end="")
         return

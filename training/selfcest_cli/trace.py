@@ -27,7 +27,7 @@ from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
 from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import read_results
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
-from selfcest_training.credit.offline import apply, in_groups
+from selfcest_training.credit.offline import assign_stored, group_episodes
 from selfcest_training.files import atomic_write, readable, write_text
 
 # A plain install prints trees without the packages that these modules import.
@@ -164,7 +164,8 @@ def write_page(
         records = [view.record for view in file_views]
         for file_credits, assigner in zip(credits_of, assigners, strict=True):
             try:
-                file_credits.append(apply(assigner, in_groups(records, str(file), cut=bool(cut_lines))))
+                stored = group_episodes(records, str(file), cut=bool(cut_lines))
+                file_credits.append(assign_stored(assigner, stored))
             except NotInRecordsError as error:
                 file_credits.append(())
                 left_out.append(str(error))

@@ -33,8 +33,16 @@ from selfcest_lab.exact import (
     enumerate_trajectories,
 )
 from selfcest_lab.tabular import Floats, TabularPolicy
-from selfcest_training.credit import Credit, CreditAssigner, Replayed, ask, ask_more, assign, overrides
-from selfcest_training.credit.chance import picked
+from selfcest_training.credit import (
+    Credit,
+    CreditAssigner,
+    Replayed,
+    assign,
+    overrides,
+    request_more_replays,
+    request_replays,
+)
+from selfcest_training.credit.chance import override_draws
 
 _MAX_REPLAY_OUTCOMES = 100  # of the replays of one episode
 _MAX_SCHEME_DRAWS = 300  # outcomes of the scheme's own draws for one group
@@ -98,9 +106,9 @@ class _ReplayEnumerator:
                 return {replay: result.record for replay, result in played.items()}
 
             first_round = play([episode], replays)
-            with picked(_refuse_to_draw):
-                more_replays = ask_more(self.assigner, group, first_round)
-                if ask_more(self.assigner, reseeded, first_round) != more_replays:
+            with override_draws(_refuse_to_draw):
+                more_replays = request_more_replays(self.assigner, group, first_round)
+                if request_more_replays(self.assigner, reseeded, first_round) != more_replays:
                     raise _NotEnumerable
             if not more_replays:
                 return first_round
@@ -272,9 +280,9 @@ class _GroupEnumeration:
         group = EpisodeGroup(self.solved.game.task(), tuple(trajectory.value for trajectory in chosen))
         reseeded_episodes = [replace(episode, seed=int(self._rng.integers(2**62))) for episode in group.episodes]
         reseeded = EpisodeGroup(group.task, tuple(reseeded_episodes))
-        with picked(pick_index):
-            replays = ask(self.assigner, group)
-            if ask(self.assigner, reseeded) != replays:
+        with override_draws(pick_index):
+            replays = request_replays(self.assigner, group)
+            if request_replays(self.assigner, reseeded) != replays:
                 raise _NotEnumerable
             outcomes = [
                 self._replays.outcomes_of(pick, trajectory, replays)

@@ -23,12 +23,12 @@ from selfcest_training.credit.base import (
     CreditAssigner,
     Promise,
     Replayed,
-    Shapes,
-    against_others,
+    TurnCounts,
     broadcast,
     leave_one_out,
+    subtract_mean_of_others,
 )
-from selfcest_training.credit.counterfactual import replayed_clones
+from selfcest_training.credit.counterfactual import select_clones
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Branches(CreditAssigner, Checked):
         return [
             replay
             for episode in group.episodes
-            for clone in replayed_clones(episode, self.max_share)
+            for clone in select_clones(episode, self.max_share)
             for replay in self._of(episode.episode_id, clone.agent_id)
         ]
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
         return [
             replay
-            for clone in replayed_clones(episode, self.max_share if self.nested else 0.0)
+            for clone in select_clones(episode, self.max_share if self.nested else 0.0)
             for first in self._of(episode.episode_id, clone.agent_id)
-            for agent_id, turns in shapes[first].items()
+            for agent_id, turns in turn_counts[first].items()
             if agent_id.parent == clone.agent_id and turns
             for replay in self._of(str(first), agent_id)
         ]
@@ -77,7 +77,7 @@ class Branches(CreditAssigner, Checked):
         def credit(born_in: EpisodeRecord, clone: AgentId, share: float) -> list[EpisodeRecord]:
             alternatives = [replayed[replay] for replay in self._of(born_in.episode_id, clone)]
             draws = [born_in, *alternatives]
-            for record, value in zip(draws, against_others([draw.team_return for draw in draws]), strict=True):
+            for record, value in zip(draws, subtract_mean_of_others([draw.team_return for draw in draws]), strict=True):
                 turns = [key for key, _ in record.turns() if key.agent_id == clone]
                 advantage.update(dict.fromkeys(turns, value))
                 weight.update(dict.fromkeys(turns, share / len(draws)))
@@ -85,7 +85,7 @@ class Branches(CreditAssigner, Checked):
 
         per_draw = 1 / (1 + self.samples) if self.nested else 1.0
         for episode in group.episodes:
-            for clone in replayed_clones(episode, self.max_share):
+            for clone in select_clones(episode, self.max_share):
                 alternatives = credit(episode, clone.agent_id, 1.0 if clone.parent_id == ROOT else per_draw)
                 for record in alternatives if self.nested else ():
                     for agent in record.agents:

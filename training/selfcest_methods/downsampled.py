@@ -17,7 +17,7 @@ from selfcest_env.replay import root_episode
 from selfcest_env.structure import Count
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed, succeeded
-from selfcest_training.credit.chance import draw
+from selfcest_training.credit.chance import draw_index
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
@@ -66,6 +66,6 @@ class Downsampled(WrapperScheme):
         for side, (episodes, count) in enumerate(zip(sides, (right, size - right), strict=True)):
             left = list(episodes)
             for k in range(count):
-                i = draw((1 / len(left),) * len(left), "who trains", group.episodes[0], side * total + k)
+                i = draw_index((1 / len(left),) * len(left), "who trains", group.episodes[0], side * total + k)
                 factors[left.pop(i).episode_id] = len(episodes) * size / (count * total)
         return factors

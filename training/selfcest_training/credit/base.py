@@ -1,4 +1,4 @@
-"""The interface of credit schemes, and what they share."""
+"""The base class of credit schemes, their types, and computations that several of them share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from selfcest_env.types import AgentId, TurnKey
 
 Advantage = float | tuple[float, ...]
 Replayed = Mapping[Replay, EpisodeRecord]
-# Per replay how many turns each of its agents took: all that a second round of replays may depend on.
-Shapes = Mapping[Replay, Mapping[AgentId, int]]
+# Number of turns of each agent by replay. A second round of replays may depend on nothing else.
+TurnCounts = Mapping[Replay, Mapping[AgentId, int]]
 Floats = npt.NDArray[np.float32]
 
 
@@ -28,13 +28,13 @@ class Credit:
     """Credit of one group.
 
     Attributes:
-        advantage: per turn one number, or one number per generated token. Turns that a replay played anew, by its id,
-            may be among them and are then trained on like the others; those that are not named are not.
-        excluded: turns of episodes that take no part in the loss. Not the same as an advantage of 0, which still enters
+        advantage: one number per turn, or one number per generated token. It may name turns that a replay played
+            again, by the replay's id. Those are trained like the others; replayed turns without a name are not trained.
+        excluded: turns of episodes that take no part in the loss. An advantage of 0 is different: its turn still enters
             a KL term.
-        diagnostics: numbers for the metrics, free of choice.
-        weight: a factor of all that a turn's tokens add to the loss, of its advantage and of terms without one alike,
-            as 1 / n for n draws that stand for one; 1 for a turn that is not named.
+        diagnostics: any numbers for the metrics.
+        weight: a factor of everything that a turn's tokens add to the loss, also of terms without an advantage; 1 for
+            turns that are not named. For example 1 / n for n samples of one turn.
     """
 
     advantage: Mapping[TurnKey, Advantage]
@@ -43,12 +43,12 @@ class Credit:
     weight: Mapping[TurnKey, float] = field(default_factory=dict)
 
     def weighted(self, key: TurnKey, length: int) -> npt.NDArray[np.float64]:
-        """[T] advantage x weight of every token of a turn; 0 for one that has none."""
+        """[T] advantage x weight of every token of a turn; 0 for a turn without an advantage."""
         return np.broadcast_to(np.asarray(self.advantage.get(key, 0.0)) * self.weight.get(key, 1.0), length)
 
 
 class Promise(enum.StrEnum):
-    """What a scheme says of its gradient, on policy, for the unscaled, unclipped, constant-normalised loss."""
+    """A scheme's claim about its gradient, on policy, for the unscaled, unclipped, constant-normalised loss."""
 
     UNBIASED = "unbiased"
     UNBIASED_UP_TO_SCALE = "unbiased up to scale"
@@ -56,7 +56,7 @@ class Promise(enum.StrEnum):
 
 
 class Internal(enum.StrEnum):
-    """What a scheme may want of the policy's computation over the contexts of an episode's agents."""
+    """A quantity of the policy's forward pass that a scheme may use."""
 
     HIDDEN = "hidden"
     ENTROPY = "entropy"
@@ -64,12 +64,13 @@ class Internal(enum.StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class TurnInternals:
-    """What the policy that is being trained computes over one turn. What was not asked for is empty.
+    """Quantities of the trained policy's forward pass over one turn. Those that were not requested are empty.
 
     Attributes:
-        before, after: [H] hidden state of the last layer at the last token before the turn and at its last one: what
-            the policy makes of all that the agent has seen until then.
-        logprobs, entropies: [T] log-prob of each generated token, and entropy of the distribution it was drawn from.
+        before: [H] hidden state of the last layer at the last token before the turn.
+        after: [H] hidden state of the last layer at the last token of the turn.
+        logprobs: [T] log-prob of each generated token.
+        entropies: [T] entropy of the distribution of each generated token.
     """
 
     before: Floats
@@ -82,21 +83,21 @@ Internals = Mapping[TurnKey, TurnInternals]
 
 
 class CreditAssigner:
-    """Base of every credit scheme: a function from records to one advantage per generated turn.
+    """Base class of credit schemes: a scheme turns records into one advantage per generated turn.
 
-    It holds neither the environment nor the policy; its options are its constructor's arguments. A scheme declares the
-    class attributes without a value and overrides `assign`, or `assign_step` if it sees all groups of a step at once.
-    All other methods are optional: here they ask for nothing, refuse nothing, learn nothing and remember nothing.
+    A scheme has no access to the environment or the policy. Its options are its constructor's arguments. It declares
+    the class attributes without a value, and overrides `assign`, or `assign_step` if it uses all groups of a step at
+    once. All other methods are optional hooks that do nothing by default.
 
     Class attributes:
-        name: in messages and tables.
-        formula: one line.
-        source: paper or project it comes from.
-        promise: the property of its gradient that it may be held to.
+        name: name in messages and tables.
+        formula: the advantage, in one line.
+        source: paper or project of the method.
+        promise: the claim about its gradient. The laboratory tests it.
         null_player: whether a clone that never matters, and whose tokens are not priced, gets zero in expectation given
-            everything that its turns did not cause. A scheme with replays promises it for the clones it asks them for.
-        internals: what it wants of the policy's computation. The learner computes it before its update, in a forward
-            pass over the episodes (not the replays) for each kind, counted as compute.
+            everything that its turns did not cause. A scheme with replays promises this for the clones it replays.
+        internals: quantities of the policy's forward pass that it uses. The learner computes them before its update,
+            in one pass over the episodes (not the replays) for each kind, and counts them as compute.
     """
 
     name: ClassVar[str]
@@ -107,75 +108,80 @@ class CreditAssigner:
     internals: ClassVar[frozenset[Internal]] = frozenset()
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        """The counterfactuals it needs, asked before any of them is played. Chosen without looking at rewards."""
+        """Return the replays that the scheme needs. They must not depend on rewards."""
         return ()
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        """The second round of replays of one episode, chosen without looking at rewards.
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
+        """Return a second round of replays for one episode. They must not depend on rewards.
 
         Args:
-            episode: of a group that it was asked about.
-            shapes: of all first replays of that episode. A replay of a replay names it by its id:
-                `Replay.of(str(first), {agent_id: what})`.
+            episode: an episode of a group for which `replays` was called.
+            turn_counts: turns by agent for all first replays of the episode. A replay of a replay names it by its id:
+                `Replay.of(str(first), {agent_id: intervention})`.
         """
         return ()
 
     def check_constant(self, loss_denominator_tokens: float) -> None:
-        """Raise `ConfigError` for another denominator of the `constant` loss than it was made for."""
+        """Raise `ConfigError` if the scheme does not work with this denominator of the `constant` loss."""
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        """Credit of every generated turn.
+        """Return the credit of every generated turn.
 
         Args:
             group: scored episodes of one task.
-            replayed: for every replay that was asked, its record: complete and scored by the same reward.
+            replayed: the record of every replay that was requested, complete and scored by the same reward.
         """
         raise NotImplementedError(f"{type(self).__name__} overrides neither assign nor assign_step")
 
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
-        """Credit of every group of a step, in their order.
+        """Return the credit of every group of a step, in order.
 
         Args:
             groups: the scored groups of the step.
-            replayed: per group its replays, as in `assign`.
-            internals: every turn of their episodes; empty unless the class attribute `internals` asks for some.
+            replayed: the replays of each group, as in `assign`.
+            internals: internals of every turn of the episodes; empty unless the class attribute `internals` names some.
         """
         return [self.assign(group, records) for group, records in zip(groups, replayed, strict=True)]
 
     def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        """Learn from a step's groups, after their credit has been used: credit rests on earlier steps only.
+        """Learn from a step's groups, after their credit was used: credit depends on earlier steps only.
 
-        A scheme that overrides this also overrides `state_dict` and `load_state_dict`. With rollouts ahead of the
-        learner `replays` is called while `fit` may run: what it asks for must not depend on what has been learned.
+        A scheme that overrides this also overrides `state_dict` and `load_state_dict`. With asynchronous rollouts
+        `replays` may be called while `fit` runs, so the requested replays must not depend on the learned state.
         """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What the scheme has learned, as values of JSON and tensors, for checkpoints."""
+        """Return the learned state for checkpoints, as JSON values and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` of another instance has returned."""
+        """Load the state that `state_dict` of another instance returned."""
 
 
 def overrides(scheme: CreditAssigner | type[CreditAssigner], method: str) -> bool:
-    """Whether a scheme has its own version of a method of the base class."""
+    """Whether a scheme overrides a method of the base class."""
     cls = scheme if isinstance(scheme, type) else type(scheme)
     return getattr(cls, method) is not getattr(CreditAssigner, method)
 
 
 def broadcast(group: EpisodeGroup, advantages: Sequence[float]) -> dict[TurnKey, Advantage]:
-    """One advantage per episode, for every turn of its root and of all its clones."""
-    pairs = zip(group.episodes, advantages, strict=True)
-    return {key: advantage for episode, advantage in pairs for key, _ in episode.turns()}
+    """Give every turn of an episode, of its root and of all clones, the episode's advantage."""
+    advantage_by_turn: dict[TurnKey, Advantage] = {}
+    for episode, advantage in zip(group.episodes, advantages, strict=True):
+        for key, _ in episode.turns():
+            advantage_by_turn[key] = advantage
+    return advantage_by_turn
 
 
 def group_advantages(group: EpisodeGroup, *, scale: bool, std_floor: float, epsilon: float) -> list[float]:
-    """Group-relative advantage per episode: (R_k - mean R) / (max(std R, std_floor) + epsilon).
+    """Compute the group-relative advantage of each episode: (R_k - mean R) / (max(std R, std_floor) + epsilon).
 
-    The standard deviation has n - 1 in its denominator. With `scale=False` the division is left out.
-    Raises `ConfigError` for a group of one, whose advantage would always be 0.
+    The standard deviation has n - 1 in its denominator. With `scale=False` there is no division.
+
+    Raises:
+        ConfigError: the group has one episode, so its advantage would always be 0.
     """
     returns = _returns(group)
     count = len(returns)
@@ -189,26 +195,27 @@ def group_advantages(group: EpisodeGroup, *, scale: bool, std_floor: float, epsi
 
 
 def leave_one_out(group: EpisodeGroup) -> list[float]:
-    """Advantage per episode against the mean return of the others: R_k - sum_{j != k} R_j / (K - 1).
+    """Compute the advantage of each episode against the mean of the others: R_k - sum_{j != k} R_j / (K - 1).
 
-    Raises `ConfigError` for a group of one, which has no others.
+    Raises:
+        ConfigError: the group has one episode.
     """
-    return against_others(_returns(group))
+    return subtract_mean_of_others(_returns(group))
 
 
-def against_others(values: Sequence[float]) -> list[float]:
-    """Each of at least two numbers less the mean of the others."""
-    total, others = sum(values), len(values) - 1
-    return [value - (total - value) / others for value in values]
+def subtract_mean_of_others(values: Sequence[float]) -> list[float]:
+    """Subtract from each of at least two numbers the mean of the others."""
+    total = sum(values)
+    num_others = len(values) - 1
+    return [value - (total - value) / num_others for value in values]
 
 
 def succeeded(episode: EpisodeRecord, term: str) -> bool:
-    """Whether a term of the reward, unweighted, is above 0. Raises `RewardError` if the reward has no such term."""
+    """Whether a reward term, without its weight, is above 0. Raises `RewardError` if the reward lacks the term."""
     terms = episode.reward_terms or {}
     if term not in terms:
         raise RewardError(
-            f"term is {term!r}, and the reward has no such term to tell success by; it has {', '.join(terms)}."
-            + did_you_mean(term, terms)
+            f"term is {term!r}, but the reward has no such term.{did_you_mean(term, terms)} It has {', '.join(terms)}."
         )
     return terms[term] > 0
 

@@ -1,7 +1,7 @@
-"""Draws of a scheme: which clones are replayed, which orders are tried. By the episode's seed, and by nothing else.
+"""Random draws of credit schemes, for example of the clones that are replayed, keyed by the episode's seed.
 
-Nothing that anybody did can move such a draw, so what is drawn by it biases no baseline. A scheme that draws here has
-its draws enumerated by the laboratory; one with a generator of its own is sampled.
+No action of an agent can change such a draw, so a baseline that depends on it stays unbiased. The laboratory enumerates
+these draws; a scheme with another generator can only be sampled.
 """
 
 from __future__ import annotations
@@ -15,36 +15,41 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_env.types import AgentId
 
-# Of a name, made of the episode's id and the key, and probabilities: the index that comes.
-Pick = Callable[[tuple[object, ...], Sequence[float]], int]
-_PICK: ContextVar[Pick | None] = ContextVar("pick", default=None)
+# Chooses an index. The arguments are the name of the draw (episode id, purpose, key) and the probabilities.
+IndexChooser = Callable[[tuple[object, ...], Sequence[float]], int]
+_CHOOSER: ContextVar[IndexChooser | None] = ContextVar("chooser", default=None)
 
 
-def draw(probabilities: Sequence[float], what: str, episode: EpisodeRecord, *key: AgentId | int) -> int:
-    """An index, by these probabilities. The same `what`, episode and key always draw the same.
+def draw_index(probabilities: Sequence[float], purpose: str, episode: EpisodeRecord, *key: AgentId | int) -> int:
+    """Draw an index with these probabilities. Equal purpose, episode and key give equal draws.
 
     Args:
-        probabilities: not negative, of sum 1.
-        what: names the question, so that two questions about one agent are two draws.
-        key: whom or what in the episode it is about.
+        probabilities: non-negative numbers with sum 1.
+        purpose: name of the draw, so that two draws about one agent are independent.
+        episode: the episode. Only its seed is used.
+        key: the agent, turn or number in the episode that the draw is about.
     """
-    if pick := _PICK.get():
-        return pick((episode.episode_id, what, *key), probabilities)
-    uniform = stream_seed(what, episode.seed, *key) / 2**63
-    ends = list(accumulate(probabilities))
-    return next((index for index, end in enumerate(ends) if uniform < end), len(ends) - 1)
+    chooser = _CHOOSER.get()
+    if chooser is not None:
+        return chooser((episode.episode_id, purpose, *key), probabilities)
+    uniform = stream_seed(purpose, episode.seed, *key) / 2**63
+    for index, upper_end in enumerate(accumulate(probabilities)):
+        if uniform < upper_end:
+            return index
+    # Rounding may leave the sum of the probabilities below 1.
+    return len(probabilities) - 1
 
 
-def coin(share: float, episode: EpisodeRecord, *key: AgentId | int) -> bool:
-    """True with this probability: whether this agent, or the call of this turn, is replayed."""
-    return draw((share, 1 - share), "who is replayed", episode, *key) == 0
+def flip_coin(share: float, episode: EpisodeRecord, *key: AgentId | int) -> bool:
+    """Whether this agent, or the call of this turn, is replayed: True with probability `share`."""
+    return draw_index((share, 1 - share), "who is replayed", episode, *key) == 0
 
 
 @contextmanager
-def picked(pick: Pick) -> Iterator[None]:
-    """Within it `pick` decides every draw: for whoever wants to see them all."""
-    token = _PICK.set(pick)
+def override_draws(chooser: IndexChooser) -> Iterator[None]:
+    """Let `chooser` decide every draw inside the context, for example to enumerate all draws."""
+    token = _CHOOSER.set(chooser)
     try:
         yield
     finally:
-        _PICK.reset(token)
+        _CHOOSER.reset(token)

@@ -1,4 +1,4 @@
-"""The one place where a scheme is called: what it asks and what it assigns is checked before anybody uses it."""
+"""Calls the methods of credit schemes and checks the results. Nothing else calls a scheme."""
 
 from __future__ import annotations
 
@@ -13,48 +13,60 @@ from selfcest_env.counterfactual import check_replay, is_replayed_turn
 from selfcest_env.errors import CreditError, SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.replay import Replay
-from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner, Internals, Replayed, Shapes
+from selfcest_env.types import AgentId, TurnKey
+from selfcest_training.credit.base import Credit, CreditAssigner, Internals, Replayed, TurnCounts
 
 T = TypeVar("T")
 
 
 class NotInRecordsError(CreditError):
-    """Records alone do not hold what a scheme needs."""
+    """A scheme needs information that the records do not hold."""
 
 
-def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
-    """The replays a scheme needs for a group, checked. Raises `CreditError` that names scheme, replay and rule."""
-    return checked_replays(
-        assigner.name, group, call_plugin(f"credit scheme '{assigner.name}'", lambda: tuple(assigner.replays(group)))
-    )
+def request_replays(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
+    """Get the replays that a scheme needs for a group. Raises `CreditError` for a replay that cannot be played."""
+    replays = call_plugin(f"credit scheme '{assigner.name}'", lambda: tuple(assigner.replays(group)))
+    return check_replays(assigner.name, group, replays)
 
 
-def ask_more(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> tuple[Replay, ...]:
-    """The second round of replays of a group, checked, if the scheme has one; `first` is what came of the first.
+def request_more_replays(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> tuple[Replay, ...]:
+    """Get the second round of replays that a scheme needs for a group, without those of the first round.
 
-    Raises `CreditError` that names scheme, replay and rule.
+    Args:
+        assigner: the scheme.
+        group: the group.
+        first: the records of the first round.
+
+    Raises:
+        CreditError: a replay cannot be played.
     """
-    asked: list[Replay] = []
+    replays: list[Replay] = []
     for episode in group.episodes:
-        shapes = {
-            replay: {agent.agent_id: len(agent.turns) for agent in record.agents}
-            for replay, record in first.items()
-            if replay.episode_id == episode.episode_id
-        }
-        asked += call_plugin(f"credit scheme '{assigner.name}'", partial(_second_round, assigner, episode, shapes))
-    return tuple(replay for replay in checked_replays(assigner.name, group, asked, first) if replay not in first)
+        turn_counts = _count_turns(episode, first)
+        # The list is made inside the call, so that an error of a generator is raised as the scheme's.
+        method = partial(_list_more_replays, assigner, episode, turn_counts)
+        replays += call_plugin(f"credit scheme '{assigner.name}'", method)
+    return tuple(replay for replay in check_replays(assigner.name, group, replays, first) if replay not in first)
 
 
-def _second_round(assigner: CreditAssigner, episode: EpisodeRecord, shapes: Shapes) -> tuple[Replay, ...]:
-    return tuple(assigner.more_replays(episode, shapes))
+def _count_turns(episode: EpisodeRecord, first: Replayed) -> TurnCounts:
+    """Count the turns of each agent in the first replays of an episode."""
+    turn_counts: dict[Replay, dict[AgentId, int]] = {}
+    for replay, record in first.items():
+        if replay.episode_id == episode.episode_id:
+            turn_counts[replay] = {agent.agent_id: len(agent.turns) for agent in record.agents}
+    return turn_counts
+
+
+def _list_more_replays(assigner: CreditAssigner, episode: EpisodeRecord, turn_counts: TurnCounts) -> list[Replay]:
+    return list(assigner.more_replays(episode, turn_counts))
 
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
-    """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
+    """Compute the credit of a group. Raises `CreditError` if the scheme returns an invalid credit."""
     _require_records_suffice(assigner)
     credit = call_plugin(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
-    return checked_credit(assigner.name, group, credit, replayed)
+    return check_credit(assigner.name, group, credit, replayed)
 
 
 def assign_step(
@@ -63,24 +75,37 @@ def assign_step(
     replayed: Sequence[Mapping[Replay, EpisodeRecord]],
     internals: Internals | None = None,
 ) -> list[Credit]:
-    """Credit of all groups of a step, checked. Without `internals` there are records only.
+    """Compute the credit of all groups of a step.
 
-    Raises `CreditError` that names scheme, turn and rule.
+    Args:
+        assigner: the scheme.
+        groups: the groups of the step.
+        replayed: the records of each group's replays.
+        internals: internals of the policy; `None` if there are only records.
+
+    Raises:
+        NotInRecordsError: the scheme needs internals and there are none.
+        CreditError: the scheme returns an invalid credit.
     """
     if internals is None:
         _require_records_suffice(assigner)
-    seen: Internals = {} if internals is None else internals
+    step_internals: Internals = {} if internals is None else internals
     credits = call_plugin(
-        f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed, seen))
+        f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed, step_internals))
     )
     if len(credits) != len(groups):
-        raise CreditError(f"credit scheme '{assigner.name}' gave {len(credits)} credits for {len(groups)} groups")
-    triples = zip(groups, credits, replayed, strict=True)
-    return [checked_credit(assigner.name, group, credit, records) for group, credit, records in triples]
+        raise CreditError(
+            f"credit scheme '{assigner.name}' returned {len(credits)} credits for {len(groups)} groups; expected one "
+            "for each group"
+        )
+    checked = []
+    for group, credit, records in zip(groups, credits, replayed, strict=True):
+        checked.append(check_credit(assigner.name, group, credit, records))
+    return checked
 
 
 def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], internals: Internals | None = None) -> None:
-    """After a step, let a scheme learn from it. Raises `CreditError` with the cause."""
+    """Let a scheme learn from a step, after its credit was used. Raises `CreditError` if the scheme fails."""
     call_plugin(
         f"credit scheme '{assigner.name}'", lambda: assigner.fit(groups, {} if internals is None else internals)
     )
@@ -89,8 +114,8 @@ def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], internals: Int
 def _require_records_suffice(assigner: CreditAssigner) -> None:
     if assigner.internals:
         raise NotInRecordsError(
-            f"credit scheme '{assigner.name}' looks into the policy ({', '.join(sorted(assigner.internals))}), and "
-            "records alone do not hold that; train with it, or choose another scheme"
+            f"credit scheme '{assigner.name}' needs internals of the policy ({', '.join(sorted(assigner.internals))}), "
+            "which records do not hold; train with it, or choose another scheme"
         )
 
 
@@ -98,9 +123,9 @@ def call_plugin(plugin: str, method: Callable[[], T], error: type[SelfcestError]
     """Call a method of a plug-in.
 
     Args:
-        plugin: its kind and name, for the message.
-        method: calls the method.
-        error: the class that an exception of the plug-in is raised as. Errors of this project stay as they are.
+        plugin: kind and name of the plug-in, for the message.
+        method: a function that calls the method.
+        error: the class in which an exception of the plug-in is wrapped. Errors of this project are not wrapped.
     """
     try:
         return method()
@@ -110,19 +135,21 @@ def call_plugin(plugin: str, method: Callable[[], T], error: type[SelfcestError]
         raise error(f"{plugin}: raised {type(cause).__name__}: {cause}") from cause
 
 
-def checked_replays(
+def check_replays(
     scheme: str, group: EpisodeGroup, replays: Sequence[Replay], first: Replayed = MappingProxyType({})
 ) -> tuple[Replay, ...]:
-    """The replays themselves, each once, if each can be played (`check_replay`): of an episode of the group, or of one
-    of the `first` replays of it."""
+    """Return each replay once. Raises `CreditError` for a replay that cannot be played.
+
+    A replay must be of an episode of the group, or of one of the `first` replays, and follow `check_replay`.
+    """
     episodes = {episode.episode_id: episode for episode in (*group.episodes, *first.values())}
     for replay in replays:
         if not isinstance(replay, Replay):
-            raise CreditError(f"credit scheme '{scheme}' asks for {replay!r}; expected a list of Replay")
+            raise CreditError(f"credit scheme '{scheme}' requested {replay!r}; expected a list of Replay")
         if replay.episode_id not in episodes:
             raise CreditError(
-                f"credit scheme '{scheme}': replay {replay}: its group has no episode {replay.episode_id!r}; it has "
-                + ", ".join(episodes)
+                f"credit scheme '{scheme}': replay {replay}: its group has no episode {replay.episode_id!r}; expected "
+                f"one of {', '.join(episodes)}"
             )
         try:
             check_replay(replay, episodes[replay.episode_id])
@@ -131,40 +158,40 @@ def checked_replays(
     return tuple(dict.fromkeys(replays))
 
 
-def checked_credit(
-    scheme: str, group: EpisodeGroup, credit: Credit, replayed: Replayed = MappingProxyType({})
-) -> Credit:
-    """The credit itself, once every generated turn is in exactly one of its two parts and every number is finite.
+def check_credit(scheme: str, group: EpisodeGroup, credit: Credit, replayed: Replayed = MappingProxyType({})) -> Credit:
+    """Return the credit if it is valid.
 
-    Turns of `replayed` may have an advantage if they were played anew.
+    Every generated turn of the group must be in exactly one of `advantage` and `excluded`, and all numbers must be
+    finite. Turns of `replayed` may have an advantage if they were played again.
 
-    Raises `CreditError` that names scheme, turn or diagnostic, and rule.
+    Raises:
+        CreditError: names the scheme, the turn or diagnostic, and the rule.
     """
     if not isinstance(credit, Credit):
         raise CreditError(f"credit scheme '{scheme}' returned {type(credit).__name__}; expected Credit")
-    turns = {key: turn for episode in group.episodes for key, turn in episode.turns()}
-    branches = _named_branches(scheme, credit, replayed)
-    named: tuple[object, ...] = (*credit.advantage, *credit.excluded)
-    for name in named:
-        if name not in turns and (name not in branches or name in credit.excluded):
-            if any(name == key for record in replayed.values() for key, _ in record.turns()):
-                raise CreditError(
-                    f"credit scheme '{scheme}' excludes {name}, a turn of a replay; those take part only if they are "
-                    "named in advantage: leave it out"
-                )
-            found = name if isinstance(name, TurnKey) else f"{name!r} (a {type(name).__name__}, no TurnKey)"
-            raise CreditError(f"credit scheme '{scheme}' names {found}, which is no turn of the group it was given")
+    turns: dict[TurnKey, Turn] = {}
+    for episode in group.episodes:
+        turns.update(episode.turns())
+    branches = _find_credited_branches(scheme, credit, replayed)
+    _check_names(scheme, credit, turns, branches, replayed)
     for key in turns:
-        covered = (key in credit.advantage) + (key in credit.excluded)
-        if covered != 1:
-            said = "is neither in advantage nor in excluded" if not covered else "is in advantage and in excluded"
-            raise CreditError(f"credit scheme '{scheme}': {key} {said}; every generated turn must be in exactly one")
+        if key in credit.advantage and key in credit.excluded:
+            problem = "is in advantage and in excluded"
+        elif key not in credit.advantage and key not in credit.excluded:
+            problem = "is neither in advantage nor in excluded"
+        else:
+            continue
+        raise CreditError(f"credit scheme '{scheme}': {key} {problem}; every generated turn must be in exactly one")
     for key, turn in {**turns, **branches}.items():
         value = credit.advantage.get(key, 0.0)
+        values = value if isinstance(value, tuple) else (value,)
         length = len(turn.generation.token_ids)
         if isinstance(value, tuple) and len(value) != length:
-            raise CreditError(f"credit scheme '{scheme}': {key} has {len(value)} advantages for {length} tokens")
-        if not all(_is_finite(number) for number in (value if isinstance(value, tuple) else (value,))):
+            raise CreditError(
+                f"credit scheme '{scheme}': {key} has {len(value)} advantages for {length} tokens; expected one "
+                "number, or one per token"
+            )
+        if not all(map(_is_finite, values)):
             raise CreditError(
                 f"credit scheme '{scheme}': the advantage of {key} is {value!r}; expected a finite number, or a tuple "
                 "of one per token"
@@ -181,19 +208,44 @@ def checked_credit(
     return credit
 
 
-def _named_branches(scheme: str, credit: Credit, replayed: Replayed) -> dict[TurnKey, Turn]:
-    """Turns of replays that the credit names; each was played anew, or it would be trained on twice."""
-    found = {}
+def _check_names(
+    scheme: str,
+    credit: Credit,
+    turns: Mapping[TurnKey, Turn],
+    branches: Mapping[TurnKey, Turn],
+    replayed: Replayed,
+) -> None:
+    """Raise `CreditError` if a credit names a turn that it may not name."""
+    # A plug-in may use keys of any type.
+    names: tuple[object, ...] = (*credit.advantage, *credit.excluded)
+    for name in names:
+        if name in turns or (name in branches and name not in credit.excluded):
+            continue
+        for record in replayed.values():
+            if any(name == key for key, _ in record.turns()):
+                raise CreditError(
+                    f"credit scheme '{scheme}' excludes {name}, a turn of a replay; those take part only if they are "
+                    "named in advantage: leave it out"
+                )
+        description = name if isinstance(name, TurnKey) else f"{name!r} (a {type(name).__name__}, no TurnKey)"
+        raise CreditError(f"credit scheme '{scheme}' names {description}; expected a turn of the group that it credits")
+
+
+def _find_credited_branches(scheme: str, credit: Credit, replayed: Replayed) -> dict[TurnKey, Turn]:
+    """Find the turns of replays that a credit names. Raises `CreditError` for a turn that was not played again."""
+    branches = {}
     for replay, record in replayed.items():
         for key, turn in record.turns():
-            if key in credit.advantage:
-                if not is_replayed_turn(replay, record, key.agent_id, key.turn):
-                    raise CreditError(
-                        f"credit scheme '{scheme}' credits {key}, which the replay has kept from its episode; credit "
-                        f"{TurnKey(replay.episode_id, key.agent_id, key.turn)}"
-                    )
-                found[key] = turn
-    return found
+            if key not in credit.advantage:
+                continue
+            # A turn that the replay took over from its episode would be trained twice.
+            if not is_replayed_turn(replay, record, key.agent_id, key.turn):
+                raise CreditError(
+                    f"credit scheme '{scheme}' credits {key}, which the replay has kept from its episode; credit "
+                    f"{TurnKey(replay.episode_id, key.agent_id, key.turn)}"
+                )
+            branches[key] = turn
+    return branches
 
 
 def _is_finite(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What `difference` and `coma` share: a clone's return against the mean return of replays that leave its turns open.
+"""The base of `difference` and `coma`: an episode's return minus the mean return of replays without a clone's turns.
 
 Why the baseline is unbiased. Let X be everything in the episode that does not descend from the first turn of clone c:
 what it was asked and granted, its siblings, its ancestors' turns up to the call. A replay keeps X and plays the rest
@@ -32,83 +32,90 @@ from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId, Role, TurnKey
 from selfcest_training.credit.base import Credit, CreditAssigner, Replayed, broadcast, leave_one_out
-from selfcest_training.credit.chance import coin
+from selfcest_training.credit.chance import flip_coin
 
 
 @dataclass(frozen=True)
 class Counterfactual(CreditAssigner, Checked):
-    """Options: `samples`, replays per clone (default 1); `max_share` of the clones that get them (default 1); `paired`,
-    with the join played once more for each of them (default false)."""
+    """Options: `samples`, replays per clone (default 1); `max_share`, fraction of the clones that get them (default 1);
+    `paired`, with one more replay of the join for each of them (default false)."""
 
     samples: Count = 1
     max_share: Share = 1.0
     paired: bool = False
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        return [
-            replay
-            for episode in group.episodes
-            for start in self._starts(episode)
-            for pair in self._pairs(group, episode, start)
-            for replay in pair
-            if replay is not None
-        ]
+        replays: list[Replay] = []
+        for episode in group.episodes:
+            for start in self._list_starts(episode):
+                for factual, counterfactual in self._list_pairs(group, episode, start):
+                    if factual is not None:
+                        replays.append(factual)
+                    replays.append(counterfactual)
+        return replays
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
-        found: dict[TurnKey, float] = {}
+        differences: dict[TurnKey, float] = {}
         for episode in group.episodes:
-            for start in self._starts(episode):
-                gaps = [
-                    (episode if own is None else replayed[own]).team_return - replayed[other].team_return
-                    for own, other in self._pairs(group, episode, start)
-                ]
-                if gaps:
-                    found[start] = float(np.mean(gaps))
-        credit = self.compare(found)
-        for key in advantage:  # a turn's baseline is that of the last start before it, or its own
-            starts = [replace(key, turn=turn) for turn in range(key.turn, -1, -1)]
-            advantage[key] = next((credit[start] for start in starts if start in credit), advantage[key])
+            for start in self._list_starts(episode):
+                samples = []
+                for factual, counterfactual in self._list_pairs(group, episode, start):
+                    record = episode if factual is None else replayed[factual]
+                    samples.append(record.team_return - replayed[counterfactual].team_return)
+                if samples:
+                    differences[start] = float(np.mean(samples))
+        credit = self.compute_credit(differences)
+        for key in advantage:
+            # The baseline of a turn is that of the last start at or before it, so a clone's later turns share it.
+            for turn in range(key.turn, -1, -1):
+                start = replace(key, turn=turn)
+                if start in credit:
+                    advantage[key] = credit[start]
+                    break
         return Credit(advantage)
 
-    def compare(self, found: Mapping[TurnKey, float]) -> Mapping[TurnKey, float]:
-        """Credit by the turn that replays start from, from the returns less the mean of the replays."""
-        return found
+    def compute_credit(self, differences: Mapping[TurnKey, float]) -> Mapping[TurnKey, float]:
+        """Compute the credit of each turn that replays start from, from its return minus the mean of the replays."""
+        return differences
 
-    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
-        """Turns of clones that replays start from."""
-        for agent in replayed_clones(episode, self.max_share):
+    def _list_starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        """List the turns of clones that replays start from."""
+        for agent in select_clones(episode, self.max_share):
             for turn in self.starts(agent):
                 yield TurnKey(episode.episode_id, agent.agent_id, turn)
 
-    def _pairs(
+    def _list_pairs(
         self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey
     ) -> Iterator[tuple[Replay | None, Replay]]:
-        """What is compared with each counterfactual, `None` for the episode as it was played."""
-        for sample, what in enumerate(self.interventions(group, episode, start)):
-            own = self._own(episode, start.agent_id, sample)
-            yield own, Replay.of(episode.episode_id, {start.agent_id: what}, sample)
+        """List pairs of a factual and a counterfactual replay. `None` is the episode as it was played."""
+        for sample, intervention in enumerate(self.interventions(group, episode, start)):
+            factual = self._replay_join(episode, start.agent_id, sample)
+            yield factual, Replay.of(episode.episode_id, {start.agent_id: intervention}, sample)
 
-    def _own(self, episode: EpisodeRecord, clone: AgentId, sample: int) -> Replay | None:
+    def _replay_join(self, episode: EpisodeRecord, clone: AgentId, sample: int) -> Replay | None:
+        """The replay that plays the end again from the join after the clone's call; `None` unless `paired`."""
         agent = episode.by_id[clone]
         assert agent.parent_id is not None
         assert agent.born_at is not None
-        parent, joined = agent.parent_id, agent.born_at + 1
-        if not self.paired or joined >= len(episode.by_id[parent].turns):  # it ended at the call
+        join_turn = agent.born_at + 1
+        # The parent may have ended at the call, without a turn after the join.
+        has_join = join_turn < len(episode.by_id[agent.parent_id].turns)
+        if not self.paired or not has_join:
             return None
-        return Replay.of(episode.episode_id, {parent: Intervention.again(joined)}, sample)
+        return Replay.of(episode.episode_id, {agent.parent_id: Intervention.again(join_turn)}, sample)
 
     def starts(self, agent: AgentRecord) -> Iterable[int]:
-        """Turns of a clone that replays start from, the first among them."""
+        """Return the turns of a clone that replays start from. The first turn must be one of them."""
         return (0,)
 
     def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
-        """What is done in each of the replays that start from a turn."""
+        """Return the intervention of each replay that starts from a turn."""
         raise NotImplementedError
 
 
-def replayed_clones(episode: EpisodeRecord, share: float) -> Iterator[AgentRecord]:
-    """The share of an episode's clones that have replays; one without a token to act with has nothing to credit."""
+def select_clones(episode: EpisodeRecord, share: float) -> Iterator[AgentRecord]:
+    """Select the share of an episode's clones that have replays. A clone without turns has nothing to credit."""
     for agent in episode.agents:
-        if agent.role is Role.CLONE and agent.turns and coin(share, episode, agent.agent_id):
+        if agent.role is Role.CLONE and agent.turns and flip_coin(share, episode, agent.agent_id):
             yield agent

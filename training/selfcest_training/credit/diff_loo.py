@@ -1,14 +1,14 @@
-"""`diff_loo`: a clone's difference reward against the same clone's difference rewards in the group's other episodes.
+"""`diff_loo`: a clone's difference reward minus the mean for the same clone in the group's other episodes.
 
     D_c = R(tau) - (1/n) sum_i R(replay_i of tau with c's reply := default)
-    A_c = D_c - mean over the other episodes that have D_c of theirs;   root turns: rloo
+    A_c = D_c - mean of D_c over the other episodes that have it;   root turns: rloo
 
-What a clone in this place usually brings is known from the other episodes without another replay. `difference` lacks
-that: where the default reply is bad, every clone that is there at all looks good.
+The other episodes give a baseline for this clone without another replay. `difference` lacks this baseline: where the
+default reply is bad, it rewards every clone, because any reply is better.
 
 Source: difference rewards, Wolpert & Tumer 2002, with the leave-one-out baseline of Kool et al. 2019 per clone.
-Unbiased: `difference` is, see `counterfactual`, and the mean is made of other episodes alone. Degenerate cases: a clone
-that no other episode has is `difference`; an episode without clones is `rloo`.
+Unbiased: `difference` is, see `counterfactual`, and the mean is over other episodes only. Degenerate cases: a clone
+that no other episode has gets `difference`; an episode without clones gets `rloo`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ class DiffLoo(Difference):
 
     name: ClassVar[str] = "diff_loo"
     formula: ClassVar[str] = "clone: A = D - mean D of the same clone in other episodes, D of difference; root: rloo"
-    null_player: ClassVar[bool] = False  # what the same clone was worth in other episodes comes in
+    null_player: ClassVar[bool] = False  # the other episodes' differences enter its credit
     source: ClassVar[str] = "Wolpert & Tumer 2002, against leave-one-out as in Kool et al. 2019"
 
-    def compare(self, found: Mapping[TurnKey, float]) -> dict[TurnKey, float]:
+    def compute_credit(self, differences: Mapping[TurnKey, float]) -> dict[TurnKey, float]:
         by_clone: dict[AgentId, list[float]] = {}
-        for start, difference in found.items():
+        for start, difference in differences.items():
             by_clone.setdefault(start.agent_id, []).append(difference)
-
-        def others(clone: AgentId, own: float) -> float:
-            every = by_clone[clone]
-            return (sum(every) - own) / (len(every) - 1) if len(every) > 1 else 0.0
-
-        return {start: own - others(start.agent_id, own) for start, own in found.items()}
+        credit: dict[TurnKey, float] = {}
+        for start, difference in differences.items():
+            same_clone = by_clone[start.agent_id]
+            num_others = len(same_clone) - 1
+            mean_of_others = (sum(same_clone) - difference) / num_others if num_others else 0.0
+            credit[start] = difference - mean_of_others
+        return credit

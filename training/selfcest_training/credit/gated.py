@@ -18,9 +18,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from selfcest_env.record import AgentRecord, EpisodeGroup
-from selfcest_env.types import Outcome, Role
+from selfcest_env.types import AgentId, Outcome, Role, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
@@ -43,32 +43,29 @@ class Gated(WrapperScheme):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
-        clones = [
-            (episode.episode_id, agent.agent_id, has_failed(agent))
-            for episode in group.episodes
-            for agent in episode.agents
-            if agent.role is Role.CLONE
-        ]
-        failed = {(episode_id, agent_id) for episode_id, agent_id, has in clones if has}
-        failed |= {
-            (record.episode_id, agent.agent_id)
-            for record in replayed.values()
-            for agent in record.agents
-            if agent.role is Role.CLONE and has_failed(agent)
-        }
-        gated = {
-            key
-            for key, value in credit.advantage.items()
-            if (key.episode_id, key.agent_id) in failed and (self.options.sides == "both" or np.mean(value) >= 0)
-        }
-        kept = {key: value for key, value in credit.advantage.items() if key not in gated}
-        names = {episode.episode_id for episode in group.episodes}
-        own = {key for key in gated if key.episode_id in names}  # a replay's turns that train no more are not excluded
-        share = len({(key.episode_id, key.agent_id) for key in own}) / len(clones) if clones else 0.0
-        weight = {key: value for key, value in credit.weight.items() if key in kept}
-        return Credit(kept, credit.excluded | own, {**credit.diagnostics, "gated_share": share}, weight)
+        failed_clones: set[tuple[str, AgentId]] = set()
+        for record in (*group.episodes, *replayed.values()):
+            for agent in record.agents:
+                if agent.role is Role.CLONE and has_failed(agent):
+                    failed_clones.add((record.episode_id, agent.agent_id))
+        advantage: dict[TurnKey, Advantage] = {}
+        gated: set[TurnKey] = set()
+        for key, value in credit.advantage.items():
+            is_failed = (key.episode_id, key.agent_id) in failed_clones
+            if is_failed and (self.options.sides == "both" or np.mean(value) >= 0):
+                gated.add(key)
+            else:
+                advantage[key] = value
+        # Turns of replays without an advantage do not train; only turns of the episodes themselves can be excluded.
+        episode_ids = {episode.episode_id for episode in group.episodes}
+        excluded = {key for key in gated if key.episode_id in episode_ids}
+        num_clones = sum(agent.role is Role.CLONE for episode in group.episodes for agent in episode.agents)
+        num_gated = len({(key.episode_id, key.agent_id) for key in excluded})
+        diagnostics = {**credit.diagnostics, "gated_share": num_gated / num_clones if num_clones else 0.0}
+        weight = {key: value for key, value in credit.weight.items() if key in advantage}
+        return Credit(advantage, credit.excluded | excluded, diagnostics, weight)
 
 
 def has_failed(agent: AgentRecord) -> bool:
-    """Whether a clone is one that gating looks at: no answer reached its parent, or a turn of its was malformed."""
+    """Whether gating applies to a clone: its parent received no answer, or one of its turns was malformed."""
     return agent.failed or any(turn.facts.outcome is Outcome.MALFORMED for turn in agent.turns)

@@ -25,7 +25,8 @@ from selfcest_env.structure import Checked, Size
 from selfcest_env.types import Outcome, Role, TurnKey
 from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, group_advantages
 
-_MAX_RATIO, _EPSILON = 1.5, 1e-8
+_MAX_RATIO = 1.5
+_EPSILON = 1e-8
 _MATH_SCALE = 2.5
 
 
@@ -46,7 +47,8 @@ class GatedPaper(CreditAssigner, Checked):
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         roots = group_advantages(group, scale=True, std_floor=0.0, epsilon=1e-6)
         advantage: dict[TurnKey, Advantage] = {}
-        num_clones = num_gated = 0
+        num_clones = 0
+        num_gated = 0
         for episode, root in zip(group.episodes, roots, strict=True):
             for agent in episode.agents:
                 ratio = self._ratio(episode, agent) if agent.role is Role.CLONE else 1.0

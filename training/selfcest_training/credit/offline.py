@@ -1,4 +1,4 @@
-"""Credit from stored episodes: the same records under any scheme, without a policy or a game."""
+"""Computes the credit of stored episodes under any scheme, without a policy or a game."""
 
 from __future__ import annotations
 
@@ -11,119 +11,155 @@ from pathlib import Path
 from selfcest_env.errors import ConfigError, RecordError, RewardError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
 from selfcest_env.replay import Replay, replayed_episode
-from selfcest_training.credit import Credit, CreditAssigner, NotInRecordsError, Replayed, ask, ask_more, assign
+from selfcest_training.credit import (
+    Credit,
+    CreditAssigner,
+    NotInRecordsError,
+    Replayed,
+    assign,
+    request_more_replays,
+    request_replays,
+)
 
 
 @dataclass(frozen=True)
 class StoredEpisodes:
-    """Groups of a file, and the replays stored beside them by id; `place` is the file in errors."""
+    """The episodes of a file.
 
-    place: str
+    Attributes:
+        source: name of the file, for errors.
+        groups: the groups of episodes.
+        replayed: the replays in the file, by id.
+    """
+
+    source: str
     groups: tuple[EpisodeGroup, ...]
     replayed: Mapping[str, EpisodeRecord]
 
 
 def read_groups(path: Path) -> StoredEpisodes:
-    """Episodes of a JSON-lines file in groups, see `in_groups`.
+    """Read the episodes of a JSON-lines file and group them, see `group_episodes`.
 
-    Of a file whose last line was cut the last group is left out, for it may lack episodes; a warning says so.
+    If the last line of the file is cut, the last group is omitted with a warning, as it may lack episodes.
 
     Raises:
-        RecordError: no such file, a line that is no record, or as `in_groups`.
+        RecordError: there is no such file, a line is no record, or `group_episodes` refuses the records.
     """
     if not path.is_file():
         raise RecordError(
-            f"there is no file {path}; give a file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl"
+            f"there is no file {path}; expected a file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl"
         )
     cut: list[str] = []
     records = list(read_episodes(path, on_cut=cut.append))
     if cut and records:
-        warnings.warn(f"{cut[0]}, and so is its group {_group(records[-1].episode_id)}", stacklevel=2)
-    return in_groups(records, str(path), cut=bool(cut))
+        warnings.warn(f"{cut[0]}, and so is its group {_get_group_id(records[-1].episode_id)}", stacklevel=2)
+    return group_episodes(records, str(path), cut=bool(cut))
 
 
-def in_groups(records: Sequence[EpisodeRecord], place: str, *, cut: bool = False) -> StoredEpisodes:
-    """Groups of episodes: those of one task whose ids agree up to the last dot (`s3.g0.e5`).
+def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool = False) -> StoredEpisodes:
+    """Group episodes of one task whose ids agree up to the last dot (`s3.g0.e5`), and separate their replays.
 
-    A record whose id is that of a replay (`str(Replay)`) is that replay. `cut`: the last group is left out.
+    Args:
+        records: episodes and replays. A record whose id is `str(Replay)` is that replay.
+        source: name of the file, for errors.
+        cut: whether to omit the last group.
 
     Raises:
-        RecordError: two records of one id, a replay without its episode, or no episode at all; `place` is in the words.
+        RecordError: two records have one id, a replay has no episode, or there are no episodes.
     """
     by_id: dict[str, EpisodeRecord] = {}
-    last = _group(records[-1].episode_id) if cut and records else None
+    omitted_group = _get_group_id(records[-1].episode_id) if cut and records else None
     for record in records:
-        if _group(record.episode_id) == last:
+        if _get_group_id(record.episode_id) == omitted_group:
             continue
-        if by_id.setdefault(record.episode_id, record) is not record:
+        if record.episode_id in by_id:
             raise RecordError(
-                f"{place} holds two records named {record.episode_id}; give the file of one job at a time"
+                f"{source} holds two records named {record.episode_id}; give the file of one job at a time"
             )
-    replayed = {name: record for name, record in by_id.items() if replayed_episode(name) is not None}
-    for name in replayed:
-        if replayed_episode(name) not in by_id:
-            raise RecordError(f"{place} holds the replay {name} without its episode; the file has been cut")
-    groups: dict[tuple[str, str], list[EpisodeRecord]] = {}
-    for name, record in by_id.items():
-        if name not in replayed:
-            groups.setdefault((_group(name), record.task.task_id), []).append(record)
-    if not groups:
-        raise RecordError(f"{place} holds no episode")
-    return StoredEpisodes(place, tuple(EpisodeGroup(rows[0].task, tuple(rows)) for rows in groups.values()), replayed)
+        by_id[record.episode_id] = record
+    replayed: dict[str, EpisodeRecord] = {}
+    episodes_by_group: dict[tuple[str, str], list[EpisodeRecord]] = {}
+    for record_id, record in by_id.items():
+        episode_id = replayed_episode(record_id)
+        if episode_id is None:
+            episodes_by_group.setdefault((_get_group_id(record_id), record.task.task_id), []).append(record)
+        elif episode_id in by_id:
+            replayed[record_id] = record
+        else:
+            raise RecordError(
+                f"{source} holds the replay {record_id} without its episode; give a complete file of one job"
+            )
+    if not episodes_by_group:
+        raise RecordError(f"{source} holds no episode; give a file of episodes")
+    groups = tuple(EpisodeGroup(episodes[0].task, tuple(episodes)) for episodes in episodes_by_group.values())
+    return StoredEpisodes(source, groups, replayed)
 
 
-def _group(name: str) -> str:
-    """Of an episode's id, or of that of its replay."""
-    return name.partition("/")[0].rpartition(".")[0]
+def _get_group_id(record_id: str) -> str:
+    """Get the id of the group of an episode or replay."""
+    return record_id.partition("/")[0].rpartition(".")[0]
 
 
-def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
-    """Credit of every group. Raises `NotInRecordsError` where the file does not hold what the scheme needs."""
-    return [credit_of(assigner, group, replays_of(assigner, group, stored), stored) for group in stored.groups]
+def assign_stored(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
+    """Compute the credit of every group. Raises `NotInRecordsError` if the file lacks records that the scheme needs."""
+    credits = []
+    for group in stored.groups:
+        replayed = find_stored_replays(assigner, group, stored)
+        credits.append(assign_stored_group(assigner, group, replayed, stored))
+    return credits
 
 
-def credit_of(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed, stored: StoredEpisodes) -> Credit:
-    """Credit of one group of a file. Raises `NotInRecordsError` that names file and group, if the scheme refuses it."""
+def assign_stored_group(
+    assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed, stored: StoredEpisodes
+) -> Credit:
+    """Compute the credit of one group of a file. Raises `NotInRecordsError` if the scheme refuses the group."""
     try:
         return assign(assigner, group, replayed)
     except (NotInRecordsError, ConfigError, RewardError) as error:
         first = group.episodes[0].episode_id
         raise NotInRecordsError(
-            f"{stored.place}: credit scheme '{assigner.name}' cannot be computed for the group of {first}: {error}"
+            f"{stored.source}: credit scheme '{assigner.name}' cannot be computed for the group of {first}: {error}"
         ) from error
 
 
-def replays_of(assigner: CreditAssigner, group: EpisodeGroup, stored: StoredEpisodes) -> dict[Replay, EpisodeRecord]:
-    """What the scheme asks for, in both rounds. Raises `NotInRecordsError` for a replay that the file lacks."""
-    first = _found(assigner, group, ask(assigner, group), stored)
-    return {**first, **_found(assigner, group, ask_more(assigner, group, first), stored)}
-
-
-def _found(
-    assigner: CreditAssigner, group: EpisodeGroup, asked: Sequence[Replay], stored: StoredEpisodes
+def find_stored_replays(
+    assigner: CreditAssigner, group: EpisodeGroup, stored: StoredEpisodes
 ) -> dict[Replay, EpisodeRecord]:
-    missing = [replay for replay in asked if str(replay) not in stored.replayed]
+    """Find the replays of both rounds. Raises `NotInRecordsError` if the file lacks one of them."""
+    first = _select_replays(assigner, group, request_replays(assigner, group), stored)
+    second = _select_replays(assigner, group, request_more_replays(assigner, group, first), stored)
+    return {**first, **second}
+
+
+def _select_replays(
+    assigner: CreditAssigner, group: EpisodeGroup, replays: Sequence[Replay], stored: StoredEpisodes
+) -> dict[Replay, EpisodeRecord]:
+    missing = [replay for replay in replays if str(replay) not in stored.replayed]
     if missing:
         raise NotInRecordsError(
-            f"{stored.place}: credit scheme '{assigner.name}' needs {len(asked)} replays for the group of "
+            f"{stored.source}: credit scheme '{assigner.name}' needs {len(replays)} replays for the group of "
             f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: {missing[0]}); "
             "take a file of a run with this scheme, which stores its replays, or a scheme without replays"
         )
-    return {replay: stored.replayed[str(replay)] for replay in asked}
+    return {replay: stored.replayed[str(replay)] for replay in replays}
 
 
-def credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> Iterator[str]:
-    """One JSON object per turn: `turn`, and `advantage` (a number, or a list by token) or `excluded`; `weight` if it
-    has one.
+def format_credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> Iterator[str]:
+    """Write one JSON object per turn, with `turn` and `advantage` (a number, or a list by token) or `excluded`.
 
-    Turns of replays that are trained on come after those of their group's episodes.
+    A turn with a weight also has `weight`. Trained turns of replays come after those of their group's episodes.
     """
     for group, credit in zip(groups, credits, strict=True):
-        own = [key for episode in group.episodes for key, _ in episode.turns()]
-        seen = set(own)
-        for key in (*own, *(key for key in credit.advantage if key not in seen)):
-            excluded = key in credit.excluded
-            value: dict[str, object] = {"excluded": True} if excluded else {"advantage": credit.advantage[key]}
+        # A dict, because it keeps the order of the turns and drops repetitions.
+        keys = dict.fromkeys(key for episode in group.episodes for key, _ in episode.turns())
+        keys.update(dict.fromkeys(credit.advantage))
+        for key in keys:
+            line: dict[str, object] = {"turn": str(key)}
+            if key in credit.excluded:
+                line["excluded"] = True
+            else:
+                line["advantage"] = credit.advantage[key]
             if key in credit.weight:
-                value["weight"] = credit.weight[key]
-            yield json.dumps({"turn": str(key), **value}, default=float)  # a NumPy number is a number too
+                line["weight"] = credit.weight[key]
+            # JSON has no NumPy numbers, and an advantage may be one.
+            yield json.dumps(line, default=float)

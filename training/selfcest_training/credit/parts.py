@@ -1,17 +1,17 @@
-"""`parts`: a clone answers for the parts of the answer whose documents it was handed, and for no other.
+"""`parts`: the credit of a clone counts only the parts of the answer whose documents it was given.
 
     A_c = sum over parts p of c of (R_p - mean R_p of the other episodes) + (rest - mean rest of the other episodes)
 
-R_p is what part p adds to the return, by a grader that says so (`Grade.parts`); `rest` is the return without all parts:
-prices, penalties, terms of the answer as a whole. A part is a clone's if its key is among the clone's `shared_context`.
-Root turns: `rloo`, of which the above is the share that a clone can move.
+R_p is the contribution of part p to the return, from a grader with `Grade.parts`. `rest` is the return without all
+parts: prices, penalties, and terms of the answer as a whole. A part belongs to a clone if its key is in the clone's
+`shared_context`. Root turns: `rloo`; a clone's credit is the share of it that the clone can change.
 
 Source: factored rewards, as in Guestrin et al. 2002; difference rewards (Wolpert & Tumer 2002) where a clone's default
 reply would only spoil its own parts. No replay: the counterfactual is in the grade.
-Unbiased where a clone moves no part but its own: each root copies replies to their places without regard to the others,
-and nobody's tokens run out because of somebody else's. A root that misreads because of another reply biases it, hence
-the promise. Degenerate cases: a grade without parts is `rloo`; a clone that was handed no document of a part gets the
-rest alone; of a group of one a config error.
+Unbiased if a clone changes no parts but its own: the root copies every reply to its place independently of the others,
+and no agent runs out of tokens because of another one. A root that misreads a reply because of another one biases it,
+so it promises no more than bias. Degenerate cases: a grade without parts gives `rloo`; a clone without a document of a
+part gets only the rest; a group of one is a config error.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup
-from selfcest_env.types import Role
+from selfcest_env.types import Role, TurnKey
 from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
     Promise,
     Replayed,
-    against_others,
     broadcast,
     leave_one_out,
+    subtract_mean_of_others,
 )
 
 
@@ -44,17 +44,33 @@ class Parts(CreditAssigner):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
-        by_part = [episode.returns_by_part for episode in group.episodes]
-        keys = dict.fromkeys(key for returns in by_part for key in returns)
-        own = {key: against_others([returns.get(key, 0.0) for returns in by_part]) for key in keys}
-        pairs = zip(group.episodes, by_part, strict=True)
-        rest = against_others([episode.team_return - sum(returns.values()) for episode, returns in pairs])
-        clones = owned = 0
+        part_returns = [episode.returns_by_part for episode in group.episodes]
+        part_keys: set[str] = set()
+        for returns in part_returns:
+            part_keys.update(returns)
+        if not part_keys:
+            return Credit(advantage)
+        # Lists of one advantage per episode.
+        part_advantages: dict[str, list[float]] = {}
+        for part in part_keys:
+            part_advantages[part] = subtract_mean_of_others([returns.get(part, 0.0) for returns in part_returns])
+        rest_returns = []
+        for episode, returns in zip(group.episodes, part_returns, strict=True):
+            rest_returns.append(episode.team_return - sum(returns.values()))
+        rest_advantages = subtract_mean_of_others(rest_returns)
+        num_clones = 0
+        num_clones_with_parts = 0
         for k, episode in enumerate(group.episodes):
             for agent in episode.agents:
-                if agent.role is Role.CLONE and keys:
-                    parts = [own[key][k] for key in dict.fromkeys(agent.shared_context) if key in own]
-                    clones, owned = clones + 1, owned + bool(parts)
-                    key_of = (key for key, _ in episode.turns() if key.agent_id == agent.agent_id)
-                    advantage.update(dict.fromkeys(key_of, sum(parts) + rest[k]))
-        return Credit(advantage, diagnostics={"clones_with_parts": owned / clones} if clones else {})
+                if agent.role is not Role.CLONE:
+                    continue
+                # A clone may be given a document twice.
+                documents = dict.fromkeys(agent.shared_context)
+                clone_parts = [part_advantages[document][k] for document in documents if document in part_keys]
+                num_clones += 1
+                num_clones_with_parts += bool(clone_parts)
+                for turn in range(len(agent.turns)):
+                    key = TurnKey(episode.episode_id, agent.agent_id, turn)
+                    advantage[key] = sum(clone_parts) + rest_advantages[k]
+        diagnostics = {"clones_with_parts": num_clones_with_parts / num_clones} if num_clones else {}
+        return Credit(advantage, diagnostics=diagnostics)

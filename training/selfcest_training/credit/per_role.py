@@ -2,15 +2,15 @@
 
     A_root from the scheme `roots`, A_clone from the scheme `clones`;   a frozen role's turns are excluded
 
-Source: role-wise training as in arXiv 2602.13262, where root and clones share weights and may still be credited apart.
-With two unbiased schemes the sum is unbiased: every turn keeps a baseline that does not depend on it. With a frozen
-role it is the gradient through the other role's turns alone (with shared weights the frozen role's behaviour still
-moves). It promises nothing by itself. Degenerate case: both roles frozen is a config error.
+Source: role-wise training as in arXiv 2602.13262, where root and clones share weights and may have different credit.
+With two unbiased schemes the sum is unbiased: every turn has a baseline that does not depend on it. With a frozen role
+the gradient goes through the other role's turns only; with shared weights the behaviour of the frozen role still
+changes. It promises no more than bias. Degenerate case: both roles frozen is a config error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from selfcest_env.replay import Replay
 from selfcest_env.structure import Checked
 from selfcest_env.types import ROOT, Role, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, Shapes
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, TurnCounts
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
@@ -45,42 +45,46 @@ class PerRole(Configured, CreditAssigner):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        chosen = {Role.ROOT: self.options.roots, Role.CLONE: self.options.clones}
-        # The schemes of the roles that train.
-        self._parts: Mapping[Role, CreditAssigner] = {
-            role: make_assigner(part.name, part.options, where=f"{role}s.options")
-            for role, part in chosen.items()
-            if part is not None
-        }
-        for role, scheme in self._parts.items():
+        # The schemes of the roles that train. A frozen role has none.
+        self._schemes: dict[Role, CreditAssigner] = {}
+        for role, plugin in ((Role.ROOT, self.options.roots), (Role.CLONE, self.options.clones)):
+            if plugin is not None:
+                self._schemes[role] = make_assigner(plugin.name, plugin.options, where=f"{role}s.options")
+        for role, scheme in self._schemes.items():
             require_pure(scheme, f"{role}s")
-        if not self._parts:
-            raise ConfigError("roots and clones are both null, so nobody would train; name a scheme for one of them")
+        if not self._schemes:
+            raise ConfigError("roots and clones are both null, so no turn is trained; name a scheme for one of them")
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        asked = (replay for part in self._parts.values() for replay in checks.ask(part, group))
-        return list(dict.fromkeys(asked))
+        replays: list[Replay] = []
+        for scheme in self._schemes.values():
+            replays += checks.request_replays(scheme, group)
+        return list(dict.fromkeys(replays))
 
     def check_constant(self, loss_denominator_tokens: float) -> None:
-        for part in self._parts.values():
-            part.check_constant(loss_denominator_tokens)
+        for scheme in self._schemes.values():
+            scheme.check_constant(loss_denominator_tokens)
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        asked = (replay for part in self._parts.values() for replay in part.more_replays(episode, shapes))
-        return list(dict.fromkeys(asked))
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
+        replays: list[Replay] = []
+        for scheme in self._schemes.values():
+            replays += scheme.more_replays(episode, turn_counts)
+        return list(dict.fromkeys(replays))
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage: dict[TurnKey, Advantage] = {}
         weight: dict[TurnKey, float] = {}
         diagnostics: dict[str, float] = {}
-        for role, part in self._parts.items():
-            credit = checks.assign(part, group, replayed)
-            advantage.update((key, value) for key, value in credit.advantage.items() if _role(key) is role)
-            weight.update((key, value) for key, value in credit.weight.items() if _role(key) is role)
+        for role, scheme in self._schemes.items():
+            credit = checks.assign(scheme, group, replayed)
+            advantage.update((key, value) for key, value in credit.advantage.items() if _get_role(key) is role)
+            weight.update((key, value) for key, value in credit.weight.items() if _get_role(key) is role)
             diagnostics.update((f"{role}/{name}", value) for name, value in credit.diagnostics.items())
-        every = (key for episode in group.episodes for key, _ in episode.turns())
-        return Credit(advantage, frozenset(key for key in every if key not in advantage), diagnostics, weight)
+        excluded: set[TurnKey] = set()
+        for episode in group.episodes:
+            excluded.update(key for key, _ in episode.turns() if key not in advantage)
+        return Credit(advantage, frozenset(excluded), diagnostics, weight)
 
 
-def _role(key: TurnKey) -> Role:
+def _get_role(key: TurnKey) -> Role:
     return Role.ROOT if key.agent_id == ROOT else Role.CLONE

@@ -1,7 +1,7 @@
-"""Credit schemes by name: built in, installed by another package, or `package.module:Class`.
+"""Finds credit schemes by name: built-in ones, those of installed packages, or `package.module:Class`.
 
-A package installs a scheme by an entry point in the group `selfcest.credit`; nothing of it is imported before a config
-names it.
+A package registers a scheme through an entry point in the group `selfcest.credit`. The scheme is imported only when a
+config names it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import Registry, build, check_kind, check_state_apart
 from selfcest_training.credit.base import CreditAssigner, Internal, Promise, overrides
 
-# By reference, so that those that wrap others, themselves among them, may look these up.
-_DECLARED = ("name", "formula", "source", "promise", "null_player")
-_MEMORY = ("fit", "state_dict", "load_state_dict")
-_ARGUMENTS = {"assign_step": ("groups", "replayed", "internals"), "fit": ("groups", "internals")}
+_CLASS_ATTRIBUTES = ("name", "formula", "source", "promise", "null_player")
+_STATE_METHODS = ("fit", "state_dict", "load_state_dict")
+_HOOK_ARGUMENTS = {"assign_step": ("groups", "replayed", "internals"), "fit": ("groups", "internals")}
 _HOOKS_OF_0_1 = {
     "assign_internals": "assign_step(groups, replayed, internals)",
     "fit_internals": "fit(groups, internals)",
 }
 
+# Classes are named by reference, not imported, because wrapper schemes import this module.
 SCHEMES = Registry(
     CreditAssigner,
     "credit scheme",
@@ -44,11 +44,11 @@ SCHEMES = Registry(
 
 
 def find_scheme(reference: str) -> type[CreditAssigner]:
-    """The class of a scheme.
+    """Find the class of a scheme.
 
     Raises:
-        ConfigError: no such name.
-        PlugInError: it does not import, or it does not keep to the interface of `CreditAssigner`.
+        ConfigError: there is no scheme of this name.
+        PlugInError: the scheme cannot be imported, or does not follow the interface of `CreditAssigner`.
     """
     cls = SCHEMES.load(reference)
     check_scheme(cls, f"credit scheme '{reference}'")
@@ -56,20 +56,25 @@ def find_scheme(reference: str) -> type[CreditAssigner]:
 
 
 def check_scheme(cls: type[CreditAssigner], who: str) -> None:
-    """Raise `PlugInError` unless a class keeps to the interface of `CreditAssigner`, told without an instance."""
+    """Raise `PlugInError` unless a class follows the interface of `CreditAssigner`. No instance is made.
+
+    Args:
+        cls: the class of the scheme.
+        who: description of the plug-in, for the message.
+    """
     check_kind(cls, CreditAssigner, who)
     for old, new in _HOOKS_OF_0_1.items():
         if hasattr(cls, old):
-            raise PlugInError(f"{who}: {cls.__name__} has {old}, a hook of version 0.1; since 0.2 it is {new}")
-    for hook, arguments in _ARGUMENTS.items():
+            raise PlugInError(f"{who}: {cls.__name__} has {old}, a hook of version 0.1; override {new} instead")
+    for hook, arguments in _HOOK_ARGUMENTS.items():
         try:
             inspect.signature(getattr(cls, hook)).bind(None, *arguments)
         except TypeError as error:
             raise PlugInError(
-                f"{who}: {cls.__name__}.{hook} cannot be called as {hook}({', '.join(arguments)}): {error}; since "
-                "version 0.2 it has these arguments"
+                f"{who}: {cls.__name__}.{hook} cannot be called as {hook}({', '.join(arguments)}): {error}; give it "
+                "these arguments"
             ) from None
-    undeclared = [name for name in _DECLARED if not hasattr(cls, name)]
+    undeclared = [name for name in _CLASS_ATTRIBUTES if not hasattr(cls, name)]
     if undeclared:
         raise PlugInError(f"{who}: {cls.__name__} lacks {', '.join(undeclared)}; declare them as class attributes")
     promise: object = cls.promise
@@ -78,30 +83,29 @@ def check_scheme(cls: type[CreditAssigner], who: str) -> None:
         raise PlugInError(f"{who}: {cls.__name__}.promise is {promise!r}; expected one of {expected}")
     if not overrides(cls, "assign") and not overrides(cls, "assign_step"):
         raise PlugInError(f"{who}: {cls.__name__} lacks assign(); override it, or assign_step()")
-    wanted: object = cls.internals
-    if not isinstance(wanted, frozenset) or not all(isinstance(one, Internal) for one in wanted):
+    internals: object = cls.internals
+    if not isinstance(internals, frozenset) or not all(isinstance(member, Internal) for member in internals):
         raise PlugInError(
-            f"{who}: {cls.__name__}.internals is {wanted!r}; expected a frozenset of "
-            + " and ".join(str(one) for one in Internal)
+            f"{who}: {cls.__name__}.internals is {internals!r}; expected a frozenset of {' and '.join(Internal)}"
         )
-    memory = [name for name in _MEMORY if overrides(cls, name)]
-    if memory and len(memory) < len(_MEMORY):
-        missing = ", ".join(name for name in _MEMORY if name not in memory)
+    state_methods = [name for name in _STATE_METHODS if overrides(cls, name)]
+    if state_methods and len(state_methods) < len(_STATE_METHODS):
+        missing = ", ".join(name for name in _STATE_METHODS if name not in state_methods)
         raise PlugInError(
-            f"{who}: {cls.__name__} has {', '.join(memory)} and lacks {missing}; override all of them or none"
+            f"{who}: {cls.__name__} has {', '.join(state_methods)} and lacks {missing}; override all of them or none"
         )
-    check_state_apart(cls, who, bool(memory))
+    check_state_apart(cls, who, bool(state_methods))
 
 
 def make_assigner(reference: str, options: Mapping[str, Any], *, where: str) -> CreditAssigner:
-    """A scheme with its options, each checked against its annotation; errors name `where.option`."""
+    """Make a scheme with options. Options are checked against their annotations; errors name `where.option`."""
     return build(find_scheme(reference), options, where=where)
 
 
 def require_pure(assigner: CreditAssigner, where: str) -> None:
-    """Raise `ConfigError` for a scheme that another one cannot call group by group."""
+    """Raise `ConfigError` if another scheme cannot call this one group by group."""
     if assigner.internals or overrides(assigner, "fit") or overrides(assigner, "assign_step"):
         raise ConfigError(
-            f"{where} is '{assigner.name}', which learns, looks into the policy or sees all groups of a step; choose a "
-            "scheme that is a pure function of one group's records"
+            f"{where} is '{assigner.name}', which learns, needs internals of the policy or all groups of a step; "
+            "choose a scheme that is a pure function of one group's records"
         )

@@ -1,17 +1,17 @@
-"""The conformance suite of credit schemes: what every scheme must do, whatever it computes.
+"""The conformance suite of credit schemes: the rules that every scheme must follow.
 
     from selfcest_training.credit.testing import check_assigner
 
     def test_my_scheme() -> None:
         check_assigner(MyScheme())
 
-It needs no model and takes two seconds at most. Whether a scheme's gradient is right is the laboratory's question.
+It needs no model and takes at most two seconds. The laboratory tests whether a scheme's gradient is right.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from selfcest_env.errors import CreditError
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
-from selfcest_env.types import AgentId, TurnKey
+from selfcest_env.types import ROOT, AgentId, TurnKey
 from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
@@ -29,310 +29,367 @@ from selfcest_training.credit.base import (
     TurnInternals,
     overrides,
 )
-from selfcest_training.credit.checks import ask, ask_more, assign_step, fit
+from selfcest_training.credit.checks import assign_step, fit, request_more_replays, request_replays
 from selfcest_training.credit.registry import check_scheme
-from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay, trees_by_clone
+from selfcest_training.credit.synthetic import (
+    NULL_PLAYERS,
+    SyntheticGroup,
+    make_trees,
+    mirror_key,
+    mirror_record,
+    mirror_replay,
+)
 
-_SEEDS = 120  # of the episodes, under which a scheme is asked whom it replays
-_STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
+# Number of seeds under which a scheme is asked for the clones that it replays.
+_SEEDS = 120
+# A mean further from 0 than this many standard errors is no accident.
+_STANDARD_ERRORS = 5.0
 
 _Tree = tuple[AgentRecord, ...]
-_ByTurn = Mapping[TurnKey, np.ndarray]
+# For each turn of a group, 1 or 0 for whether it is excluded, then the weighted advantage of each token.
+_CreditArrays = Mapping[TurnKey, np.ndarray]
 
 
 class ConformanceError(CreditError, AssertionError):
-    """A scheme that breaks a rule; the message says which, and where."""
+    """A scheme breaks a rule. The message names the rule and the place."""
 
 
 def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
-    """Check a scheme on made-up groups with series, nesting, several turns and failed clones.
+    """Check a scheme on synthetic groups with calls in series, nested and failed clones, and several turns.
 
     Args:
-        assigner: the scheme with its options; it is not changed.
-        seeds: groups that means are taken over.
+        assigner: the scheme with its options. It is not changed.
+        seeds: number of groups over which means are computed.
 
     Raises:
-        CreditError: a turn left out, a number that is not finite, a replay that cannot be played.
-        ConformanceError: any other rule; also an AssertionError.
-        PlugInError: something is not declared on the class.
+        CreditError: a turn has no credit, a number is not finite, or a replay cannot be played.
+        ConformanceError: another rule is broken; also an AssertionError.
+        PlugInError: the class lacks an attribute.
     """
     check_scheme(type(assigner), "credit scheme")
     assigner = copy.deepcopy(assigner)
-    worlds = [World(seed) for seed in range(seeds)]
-    _check(assigner, worlds)
+    synthetic_groups = [SyntheticGroup(seed) for seed in range(seeds)]
+    _check_rules(assigner, synthetic_groups)
     if assigner.internals or overrides(assigner, "fit"):
-        learned = copy.deepcopy(assigner)
-        for world in worlds[1:4]:
-            fit(learned, [world.group], _internals(world.group))
-        _remembers(assigner, learned, worlds[0])
-        _check(learned, worlds)
+        trained = copy.deepcopy(assigner)
+        for synthetic in synthetic_groups[1:4]:
+            fit(trained, [synthetic.group], _make_internals(synthetic.group))
+        _check_state_dict(assigner, trained, synthetic_groups[0])
+        _check_rules(trained, synthetic_groups)
 
 
-def _check(assigner: CreditAssigner, worlds: list[World]) -> None:
-    for check in (_changes_nothing, _is_deterministic, _keeps_groups_apart, _works_offline):
-        check(assigner, worlds[0], worlds[1])
+def _check_rules(assigner: CreditAssigner, synthetic_groups: list[SyntheticGroup]) -> None:
+    first, second = synthetic_groups[:2]
+    _check_records_unchanged(assigner, first)
+    _check_deterministic(assigner, first)
+    _check_groups_independent(assigner, first, second)
+    _check_stored_records(assigner, first)
     if assigner.promise is not Promise.BIASED:
-        _asks_without_looking_at_rewards(assigner, worlds[0])
-        _asks_without_looking_at_consequences(assigner, worlds[0])
-    credits = [_by_turn(world.group, _credit(assigner, world)) for world in worlds]
-    _treats_clones_alike(assigner, worlds, credits)
+        _check_replays_ignore_rewards(assigner, first)
+        _check_replays_ignore_consequences(assigner, first)
+    credits = [_to_arrays(synthetic.group, _assign(assigner, synthetic)) for synthetic in synthetic_groups]
+    _check_siblings_symmetric(assigner, synthetic_groups, credits)
     if assigner.null_player:
-        _gives_nothing_for_nothing(assigner, worlds, credits)
+        _check_null_players(assigner, synthetic_groups, credits)
 
 
-def _credit(assigner: CreditAssigner, world: World) -> Credit:
-    return _assign(assigner, world.group, _played(assigner, world))
+def _assign(assigner: CreditAssigner, synthetic: SyntheticGroup) -> Credit:
+    return _assign_group(assigner, synthetic.group, _play_replays(assigner, synthetic))
 
 
-def _played(assigner: CreditAssigner, world: World) -> Replayed:
-    """What comes of both rounds of replays."""
-    first = world.play(ask(assigner, world.group))
-    return {**first, **world.play(ask_more(assigner, world.group, first), first)}
+def _play_replays(assigner: CreditAssigner, synthetic: SyntheticGroup) -> Replayed:
+    """Play both rounds of replays that a scheme requests."""
+    first = synthetic.play(request_replays(assigner, synthetic.group))
+    second = synthetic.play(request_more_replays(assigner, synthetic.group, first), first)
+    return {**first, **second}
 
 
-def _assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed) -> Credit:
-    internals = _internals(group) if assigner.internals else None
+def _assign_group(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    internals = _make_internals(group) if assigner.internals else None
     (credit,) = assign_step(assigner, [group], [replayed], internals)
     return credit
 
 
-def _internals(group: EpisodeGroup) -> dict[TurnKey, TurnInternals]:
-    """Made up from how long turns are, so that who is called what makes no difference."""
-    found = {}
+def _make_internals(group: EpisodeGroup) -> dict[TurnKey, TurnInternals]:
+    """Make synthetic internals from the lengths of turns, so that the ids of agents make no difference."""
+    internals = {}
     for episode in group.episodes:
         for key, turn in episode.turns():
             length = len(turn.generation.token_ids)
             before = np.array([len(turn.generation.prompt_ids), 1.0, key.turn], dtype=np.float32)
             tokens = np.full(length, 0.5, dtype=np.float32)
-            found[key] = TurnInternals(before, before + length, -tokens, tokens)
-    return found
+            internals[key] = TurnInternals(before, before + length, -tokens, tokens)
+    return internals
 
 
-def _require(right: bool, assigner: CreditAssigner, rule: str) -> None:
-    if not right:
-        raise ConformanceError(f"credit scheme '{assigner.name}': {rule}")
+def _require(condition: bool, assigner: CreditAssigner, problem: str) -> None:
+    if not condition:
+        raise ConformanceError(f"credit scheme '{assigner.name}': {problem}")
 
 
-def _is_deterministic(assigner: CreditAssigner, world: World, _: World) -> None:
-    first, again = (copy.deepcopy(assigner) for _ in range(2))
-    group = world.group
-    asked = ask(first, group)
-    rule = "the same group gives other {} the second time; draw from streams keyed by the episodes' seeds"
-    _require(asked == ask(again, group), assigner, rule.format("replays"))
-    played = world.play(asked)
-    more = ask_more(first, group, played)
-    _require(more == ask_more(again, group, played), assigner, rule.format("second replays"))
-    records = {**played, **world.play(more, played)}
-    credit = _assign(first, group, records)
-    backwards = dict(reversed(records.items()))
-    _require(credit == _assign(again, group, backwards), assigner, rule.format("advantages"))
-
-
-def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> None:
-    """A step asks for all its groups first and assigns afterwards; neither may leave a trace in the other."""
-    alone = [_credit(copy.deepcopy(assigner), world) for world in (one, other)]
-    shared, worlds = copy.deepcopy(assigner), (one, other)
-    asked = [ask(shared, world.group) for world in worlds]
-    first = [world.play(replays) for world, replays in zip(worlds, asked, strict=True)]
-    more = [ask_more(shared, world.group, records) for world, records in zip(worlds, first, strict=True)]
-    played = [
-        {**records, **world.play(replays, records)} for world, records, replays in zip(worlds, first, more, strict=True)
-    ]
-    together = [_assign(shared, world.group, records) for world, records in zip(worlds, played, strict=True)]
-    rule = "advantages of a group depend on the other groups of the batch; keep no state between calls"
-    _require(alone == together, assigner, rule)
-
-
-def _changes_nothing(assigner: CreditAssigner, world: World, _: World) -> None:
-    group = world.group
-    unasked = copy.deepcopy(group)
-    records = _played(assigner, world)
-    before = unasked, copy.deepcopy(records)
-    _assign(assigner, group, records)
-    _require((group, records) == before, assigner, "it changed the records it was given; copy what you change")
-
-
-def _remembers(assigner: CreditAssigner, learned: CreditAssigner, world: World) -> None:
-    """What it has learned is all in its state: another of its kind that is given it says the same."""
+def _check_deterministic(assigner: CreditAssigner, synthetic: SyntheticGroup) -> None:
+    """Equal groups must give equal replays and credit. The order of the replays must not matter."""
+    group = synthetic.group
+    scheme = copy.deepcopy(assigner)
     other = copy.deepcopy(assigner)
-    other.load_state_dict(learned.state_dict())
-    rule = "given the state_dict of what has learned it gives other advantages; put all that it learns into it"
-    _require(_credit(other, world) == _credit(learned, world), assigner, rule)
+    problem = "the same group gives other {} the second time; draw from streams keyed by the episodes' seeds"
+    replays = request_replays(scheme, group)
+    _require(replays == request_replays(other, group), assigner, problem.format("replays"))
+    first = synthetic.play(replays)
+    more_replays = request_more_replays(scheme, group, first)
+    _require(more_replays == request_more_replays(other, group, first), assigner, problem.format("second replays"))
+    records = {**first, **synthetic.play(more_replays, first)}
+    reversed_records = dict(reversed(records.items()))
+    credit = _assign_group(scheme, group, records)
+    _require(credit == _assign_group(other, group, reversed_records), assigner, problem.format("advantages"))
 
 
-def _works_offline(assigner: CreditAssigner, world: World, _: World) -> None:
-    group = world.group
-    records = _played(assigner, world)
+def _check_groups_independent(assigner: CreditAssigner, first: SyntheticGroup, second: SyntheticGroup) -> None:
+    """The credit of a group must not depend on other groups of the step."""
+    synthetic_groups = (first, second)
+    separate = [_assign(copy.deepcopy(assigner), synthetic) for synthetic in synthetic_groups]
+    # A step requests the replays of all its groups first, and assigns credit afterwards.
+    shared = copy.deepcopy(assigner)
+    first_replays = [request_replays(shared, synthetic.group) for synthetic in synthetic_groups]
+    first_records = [
+        synthetic.play(replays) for synthetic, replays in zip(synthetic_groups, first_replays, strict=True)
+    ]
+    more_replays = [
+        request_more_replays(shared, synthetic.group, records)
+        for synthetic, records in zip(synthetic_groups, first_records, strict=True)
+    ]
+    all_records = [
+        {**records, **synthetic.play(replays, records)}
+        for synthetic, records, replays in zip(synthetic_groups, first_records, more_replays, strict=True)
+    ]
+    together = [
+        _assign_group(shared, synthetic.group, records)
+        for synthetic, records in zip(synthetic_groups, all_records, strict=True)
+    ]
+    problem = "advantages of a group depend on the other groups of the batch; keep no state between calls"
+    _require(separate == together, assigner, problem)
 
-    def stored(record: EpisodeRecord) -> EpisodeRecord:
-        return from_json(to_json(record))
 
-    read = EpisodeGroup(group.task, tuple(map(stored, group.episodes)))
-    again = _assign(assigner, read, {replay: stored(record) for replay, record in records.items()})
-    rule = "stored and read again, the same records give other advantages; use nothing but what records hold"
-    _require(again == _assign(assigner, group, records), assigner, rule)
-
-
-def _asks_without_looking_at_rewards(assigner: CreditAssigner, world: World) -> None:
-    group = world.group
-
-    def rewarded(score: Callable[[int], float]) -> EpisodeGroup:
-        terms = ({"score": score(k)} for k in range(len(group.episodes)))
-        return EpisodeGroup(group.task, tuple(map(_with_rewards, group.episodes, terms)))
-
-    groups = rewarded(float), rewarded(lambda k: -float(k)), rewarded(lambda _: 0.0)
-    first = world.play(ask(assigner, group))
-    asked = {(ask(assigner, one), ask_more(assigner, one, first)) for one in groups}
-    rule = f"it promises to be {assigner.promise} but chooses its replays by the rewards, which biases the baseline"
-    _require(len(asked) == 1, assigner, rule)
+def _check_records_unchanged(assigner: CreditAssigner, synthetic: SyntheticGroup) -> None:
+    group = synthetic.group
+    group_before = copy.deepcopy(group)
+    records = _play_replays(assigner, synthetic)
+    records_before = copy.deepcopy(records)
+    _assign_group(assigner, group, records)
+    unchanged = group == group_before and records == records_before
+    _require(unchanged, assigner, "it changed the records it was given; copy what you change")
 
 
-def _asks_without_looking_at_consequences(assigner: CreditAssigner, world: World) -> None:
-    """A clone's replays must not depend on what its own first turn did or caused; other episodes may matter."""
-    rule = (
+def _check_state_dict(assigner: CreditAssigner, trained: CreditAssigner, synthetic: SyntheticGroup) -> None:
+    """An untrained scheme that loads the state of a trained one must give the same credit."""
+    restored = copy.deepcopy(assigner)
+    restored.load_state_dict(trained.state_dict())
+    problem = "given the state_dict of a trained scheme it gives other advantages; put all learned state into it"
+    _require(_assign(restored, synthetic) == _assign(trained, synthetic), assigner, problem)
+
+
+def _check_stored_records(assigner: CreditAssigner, synthetic: SyntheticGroup) -> None:
+    """Records that were stored as JSON must give the same credit."""
+    group = synthetic.group
+    records = _play_replays(assigner, synthetic)
+    read_group = EpisodeGroup(group.task, tuple(map(_store_and_read, group.episodes)))
+    read_records = {replay: _store_and_read(record) for replay, record in records.items()}
+    same = _assign_group(assigner, read_group, read_records) == _assign_group(assigner, group, records)
+    problem = "stored and read again, the same records give other advantages; use only the fields of records"
+    _require(same, assigner, problem)
+
+
+def _store_and_read(record: EpisodeRecord) -> EpisodeRecord:
+    return from_json(to_json(record))
+
+
+def _check_replays_ignore_rewards(assigner: CreditAssigner, synthetic: SyntheticGroup) -> None:
+    group = synthetic.group
+    num_episodes = len(group.episodes)
+    first = synthetic.play(request_replays(assigner, group))
+    requests = set()
+    for scores in (range(num_episodes), range(0, -num_episodes, -1), [0] * num_episodes):
+        episodes = [
+            replace(episode, reward_terms={"score": float(score)})
+            for episode, score in zip(group.episodes, scores, strict=True)
+        ]
+        rewarded = EpisodeGroup(group.task, tuple(episodes))
+        requests.add((request_replays(assigner, rewarded), request_more_replays(assigner, rewarded, first)))
+    problem = f"it promises to be {assigner.promise} but chooses its replays by the rewards, which biases the baseline"
+    _require(len(requests) == 1, assigner, problem)
+
+
+def _check_replays_ignore_consequences(assigner: CreditAssigner, synthetic: SyntheticGroup) -> None:
+    """A clone's replays must not depend on consequences of its first turn. They may depend on other episodes."""
+    problem = (
         f"it promises to be {assigner.promise}, but whether {{}} is replayed, or with what in its place, depends on "
-        "what that clone did or caused, which biases the baseline; replay a share of the clones by coin(share, "
+        "what that clone did or caused, which biases the baseline; replay a share of the clones by flip_coin(share, "
         "episode, agent_id), not a number of them"
     )
-    for clone, (smallest, *others) in trees_by_clone().items():
-        for interventions_of in (_first_interventions, _second_interventions):
-            expected = interventions_of(assigner, world, clone, smallest, smallest)
-            for tree in others:
-                interventions = interventions_of(assigner, world, clone, tree, smallest)
-                for what in set().union(*expected, *interventions):
-                    pairs = zip(expected, interventions, strict=True)
-                    differences = [np.array([float(what in after) - float(what in before)]) for before, after in pairs]
-                    _require(_is_zero(differences), assigner, rule.format(clone))
+    for clone, trees in make_trees().items():
+        smallest = trees[0]
+        for list_interventions in (_list_first_interventions, _list_second_interventions):
+            expected = list_interventions(assigner, synthetic, clone, smallest, smallest)
+            for tree in trees[1:]:
+                actual = list_interventions(assigner, synthetic, clone, tree, smallest)
+                for intervention in set().union(*expected, *actual):
+                    differences = [
+                        np.array([float(intervention in after) - float(intervention in before)])
+                        for before, after in zip(expected, actual, strict=True)
+                    ]
+                    _require(_may_have_mean_zero(differences), assigner, problem.format(clone))
 
 
-def _first_interventions(
-    assigner: CreditAssigner, world: World, clone: AgentId, tree: _Tree, smallest: _Tree
+def _list_first_interventions(
+    assigner: CreditAssigner, synthetic: SyntheticGroup, clone: AgentId, tree: _Tree, smallest: _Tree
 ) -> list[set[str]]:
-    """Per seed, what the first replays do to the clone from its first turn on, in an episode with this tree."""
-    by_seed: list[set[str]] = []
-    for number in range(_SEEDS):
-        group = _group_with(world, number, (tree, smallest))
-        by_seed.append(_done_to(clone, group.episodes[0], ask(assigner, group)))
-    return by_seed
-
-
-def _second_interventions(
-    assigner: CreditAssigner, world: World, clone: AgentId, tree: _Tree, smallest: _Tree
-) -> list[set[str]]:
-    """The same of the second replays, where this tree came of a first replay that sampled the clone's parent anew."""
-    by_seed: list[set[str]] = []
-    for number in range(_SEEDS if overrides(assigner, "more_replays") and clone.depth > 1 else 0):
-        group = _group_with(world, number, (smallest, smallest))
-        episode = group.episodes[0]
-        first: dict[Replay, EpisodeRecord] = {}
-        of_parent: list[EpisodeRecord] = []
-        for replay in ask(assigner, group):
-            if replay.episode_id != episode.episode_id:
-                continue
-            what = next((what for agent_id, what in replay.interventions if agent_id == clone.parent), None)
-            is_parent_anew = what is not None and not what.absent and what.turn == 0
-            first[replay] = replace(episode, episode_id=str(replay), agents=tree if is_parent_anew else smallest)
-            of_parent += [first[replay]] if is_parent_anew else []
-        asked = ask_more(assigner, EpisodeGroup(group.task, (episode,)), first)
-        by_seed.append({what for record in of_parent for what in _done_to(clone, record, asked)})
-    return by_seed
-
-
-def _group_with(world: World, number: int, trees: Sequence[_Tree]) -> EpisodeGroup:
-    """Episodes of the world with these trees of agents, and seeds of their own for each number."""
-    episodes = [
-        replace(episode, agents=tree, seed=stream_seed("share", number, k), parts={}, by_turn={})
-        for k, (episode, tree) in enumerate(zip(world.group.episodes, trees, strict=False))
-    ]
-    return EpisodeGroup(world.group.task, tuple(episodes))
-
-
-def _done_to(clone: AgentId, episode: EpisodeRecord, asked: Sequence[Replay]) -> set[str]:
-    """What replays of an episode, or of a replay, do to a clone from its first turn on."""
-    interventions: set[str] = set()
-    for replay in asked:
-        what = dict(replay.interventions).get(clone)
-        # `again` plays on from a turn that exists or not by what the clone caused, as the join of `paired` does.
-        is_from_start = what is not None and what.turn == 0 and what.kind != "again"
-        if replay.episode_id == episode.episode_id and is_from_start:
-            interventions.add(str(what))
+    """List for each seed the first replays' interventions on a clone's first turn, in an episode with this tree."""
+    interventions: list[set[str]] = []
+    for seed in range(_SEEDS):
+        group = _make_group(synthetic, seed, (tree, smallest))
+        replays = request_replays(assigner, group)
+        interventions.append(_find_interventions(clone, group.episodes[0], replays))
     return interventions
 
 
-def _with_rewards(episode: EpisodeRecord, terms: Mapping[str, float]) -> EpisodeRecord:
-    return replace(episode, reward_terms=terms)
+def _list_second_interventions(
+    assigner: CreditAssigner, synthetic: SyntheticGroup, clone: AgentId, tree: _Tree, smallest: _Tree
+) -> list[set[str]]:
+    """List for each seed the second replays' interventions on a clone's first turn.
+
+    The tree is that of a first replay in which the clone's parent was sampled again.
+    """
+    parent = clone.parent
+    if not overrides(assigner, "more_replays") or parent is None or parent == ROOT:
+        return []
+    interventions: list[set[str]] = []
+    for seed in range(_SEEDS):
+        group = _make_group(synthetic, seed, (smallest, smallest))
+        episode = group.episodes[0]
+        first: dict[Replay, EpisodeRecord] = {}
+        replays_of_parent: list[EpisodeRecord] = []
+        for replay in request_replays(assigner, group):
+            if replay.episode_id != episode.episode_id:
+                continue
+            on_parent = dict(replay.interventions).get(parent)
+            is_parent_resampled = on_parent is not None and not on_parent.absent and on_parent.turn == 0
+            agents = tree if is_parent_resampled else smallest
+            first[replay] = replace(episode, episode_id=str(replay), agents=agents)
+            if is_parent_resampled:
+                replays_of_parent.append(first[replay])
+        replays = request_more_replays(assigner, EpisodeGroup(group.task, (episode,)), first)
+        of_seed: set[str] = set()
+        for record in replays_of_parent:
+            of_seed |= _find_interventions(clone, record, replays)
+        interventions.append(of_seed)
+    return interventions
 
 
-def _treats_clones_alike(assigner: CreditAssigner, worlds: list[World], credits: list[_ByTurn]) -> None:
-    """Two siblings under each other's names get each other's credit; a seeded choice may only do so on average."""
+def _make_group(synthetic: SyntheticGroup, seed: int, trees: Sequence[_Tree]) -> EpisodeGroup:
+    """Make a group of one episode per tree. The episodes' seeds depend on `seed`."""
+    episodes = []
+    for k, tree in enumerate(trees):
+        episode = synthetic.group.episodes[k]
+        episodes.append(replace(episode, agents=tree, seed=stream_seed("share", seed, k), parts={}, by_turn={}))
+    return EpisodeGroup(synthetic.group.task, tuple(episodes))
+
+
+def _find_interventions(clone: AgentId, episode: EpisodeRecord, replays: Sequence[Replay]) -> set[str]:
+    """Find the interventions on a clone's first turn, in replays of an episode or of a replay."""
+    interventions: set[str] = set()
+    for replay in replays:
+        intervention = dict(replay.interventions).get(clone)
+        if replay.episode_id != episode.episode_id or intervention is None:
+            continue
+        # `again` plays on from a turn that exists or not by consequences of the clone, as the join of `paired` does.
+        if intervention.turn == 0 and intervention.kind != "again":
+            interventions.add(str(intervention))
+    return interventions
+
+
+def _check_siblings_symmetric(
+    assigner: CreditAssigner, synthetic_groups: list[SyntheticGroup], credits: list[_CreditArrays]
+) -> None:
+    """Two siblings that swap their ids must swap their credit; with random replays, on average."""
     differences: dict[TurnKey, list[np.ndarray]] = {}
-    choice = False
-    for world, credit in zip(worlds, credits, strict=True):
-        group = world.group
-        mirror = EpisodeGroup(group.task, tuple(map(mirrored, group.episodes)))
-        asked, asked_mirror = ask(assigner, group), ask(assigner, mirror)
-        choice |= set(map(mirrored_replay, asked)) != set(asked_mirror)
-        other = _by_turn(mirror, _assign(assigner, mirror, _reflected(assigner, world, mirror, asked_mirror)))
-        for key, numbers in credit.items():
-            differences.setdefault(_without_seed(key), []).append(other[mirrored_key(key)] - numbers)
-    for key, found in differences.items():
-        rule = f"{key}: with two siblings under each other's ids its credit is another; ids must not matter"
-        _require(_is_zero(found) if choice else bool(np.abs(found).max() < 1e-9), assigner, rule)
+    has_random_replays = False
+    for synthetic, credit in zip(synthetic_groups, credits, strict=True):
+        group = synthetic.group
+        mirror = EpisodeGroup(group.task, tuple(map(mirror_record, group.episodes)))
+        expected_replays = set(map(mirror_replay, request_replays(assigner, group)))
+        mirror_replays = request_replays(assigner, mirror)
+        has_random_replays |= expected_replays != set(mirror_replays)
+        mirror_records = _play_mirrored(assigner, synthetic, mirror, mirror_replays)
+        mirror_credit = _to_arrays(mirror, _assign_group(assigner, mirror, mirror_records))
+        for key, array in credit.items():
+            differences.setdefault(_without_seed(key), []).append(mirror_credit[mirror_key(key)] - array)
+    for key, arrays in differences.items():
+        if has_random_replays:
+            symmetric = _may_have_mean_zero(arrays)
+        else:
+            symmetric = bool(np.abs(arrays).max() < 1e-9)
+        problem = f"{key}: with two siblings under each other's ids its credit is another; ids must not matter"
+        _require(symmetric, assigner, problem)
 
 
-def _reflected(
-    assigner: CreditAssigner, world: World, mirror: EpisodeGroup, asked: Sequence[Replay]
+def _play_mirrored(
+    assigner: CreditAssigner, synthetic: SyntheticGroup, mirror: EpisodeGroup, first_replays: Sequence[Replay]
 ) -> dict[Replay, EpisodeRecord]:
-    """What comes of both rounds of replays of the mirrored group; `asked` is the first."""
-    names: dict[str, str] = {}
-    played: dict[Replay, EpisodeRecord] = {}
+    """Play both rounds of replays of a mirrored group, by mirroring replays of the original group."""
+    # For each replay of the mirrored group by id, the id of the replay of the original group.
+    original_ids: dict[str, str] = {}
+    original_records: dict[Replay, EpisodeRecord] = {}
 
-    def reflect(replays: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
-        ours = {replay: mirrored_replay(replay, names) for replay in replays}
-        played.update(world.play(list(ours.values()), played))
-        names.update({str(replay): str(own) for replay, own in ours.items()})
-        return {replay: replace(mirrored(played[own]), episode_id=str(replay)) for replay, own in ours.items()}
+    def play(replays: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
+        originals = {replay: mirror_replay(replay, original_ids) for replay in replays}
+        original_records.update(synthetic.play(list(originals.values()), original_records))
+        records = {}
+        for replay, original in originals.items():
+            original_ids[str(replay)] = str(original)
+            records[replay] = replace(mirror_record(original_records[original]), episode_id=str(replay))
+        return records
 
-    first = reflect(asked)
-    return {**first, **reflect(ask_more(assigner, mirror, first))}
+    first = play(first_replays)
+    second = play(request_more_replays(assigner, mirror, first))
+    return {**first, **second}
 
 
-def _gives_nothing_for_nothing(assigner: CreditAssigner, worlds: list[World], credits: list[_ByTurn]) -> None:
-    """Of a scheme that asks for replays, those clones are looked at that it asked replays for."""
-    found: dict[TurnKey, list[np.ndarray]] = {}
-    for world, credit in zip(worlds, credits, strict=True):
-        asked = ask(assigner, world.group)
-        chosen = {(replay.episode_id, agent_id) for replay in asked for agent_id, _ in replay.interventions}
-        for key, numbers in credit.items():
-            if key.agent_id in NULL and (not asked or (key.episode_id, key.agent_id) in chosen):
-                found.setdefault(_without_seed(key), []).append(numbers)
-    for key, samples in found.items():
-        mean = float(np.mean([numbers[1:] for numbers in samples]))
-        rule = f"{key}: it declares null_player, but a clone that never matters gets {mean:+.3f} on average"
-        _require(_is_zero(samples), assigner, rule)
+def _check_null_players(
+    assigner: CreditAssigner, synthetic_groups: list[SyntheticGroup], credits: list[_CreditArrays]
+) -> None:
+    """Clones that never matter must get 0 on average. A scheme with replays promises it for replayed clones only."""
+    arrays: dict[TurnKey, list[np.ndarray]] = {}
+    for synthetic, credit in zip(synthetic_groups, credits, strict=True):
+        replays = request_replays(assigner, synthetic.group)
+        replayed_clones: set[tuple[str, AgentId]] = set()
+        for replay in replays:
+            replayed_clones.update((replay.episode_id, agent_id) for agent_id, _ in replay.interventions)
+        for key, array in credit.items():
+            is_promised = not replays or (key.episode_id, key.agent_id) in replayed_clones
+            if key.agent_id in NULL_PLAYERS and is_promised:
+                arrays.setdefault(_without_seed(key), []).append(array)
+    for key, samples in arrays.items():
+        mean = float(np.mean([array[1:] for array in samples]))
+        problem = f"{key}: it declares null_player, but a clone that never matters gets {mean:+.3f} on average"
+        _require(_may_have_mean_zero(samples), assigner, problem)
 
 
 def _without_seed(key: TurnKey) -> TurnKey:
-    """The same turn of the same episode in every world."""
+    """The key without the seed of its synthetic group, so that it is the same in all of them."""
     return replace(key, episode_id=key.episode_id.partition(".")[2])
 
 
-def _by_turn(group: EpisodeGroup, credit: Credit) -> _ByTurn:
-    """Per turn one number for whether it is excluded, and one per token."""
-    return {
-        key: np.array(
-            [
-                float(key in credit.excluded),
-                *credit.weighted(key, len(turn.generation.token_ids)),
-            ]
-        )
-        for episode in group.episodes
-        for key, turn in episode.turns()
-    }
+def _to_arrays(group: EpisodeGroup, credit: Credit) -> _CreditArrays:
+    arrays = {}
+    for episode in group.episodes:
+        for key, turn in episode.turns():
+            is_excluded = float(key in credit.excluded)
+            arrays[key] = np.array([is_excluded, *credit.weighted(key, len(turn.generation.token_ids))])
+    return arrays
 
 
-def _is_zero(samples: list[np.ndarray]) -> bool:
-    """Whether independent draws may have a mean of 0, number by number."""
+def _may_have_mean_zero(samples: list[np.ndarray]) -> bool:
+    """Whether every element's mean over independent samples is within the standard errors around 0."""
     values = np.array(samples)
     error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
     return bool((np.abs(values.mean(axis=0)) <= _STANDARD_ERRORS * error + 1e-9).all())

@@ -12,7 +12,7 @@ from selfcest_env.replay import Replay
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import CreditAssigner, Internals, Shapes
+from selfcest_training.credit.base import CreditAssigner, Internals, TurnCounts
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
@@ -43,13 +43,13 @@ class WrapperScheme(Configured, CreditAssigner):
         require_pure(self.inner, "scheme")
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        return checks.ask(self.inner, group)
+        return checks.request_replays(self.inner, group)
 
     def check_constant(self, loss_denominator_tokens: float) -> None:
         self.inner.check_constant(loss_denominator_tokens)
 
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        return self.inner.more_replays(episode, shapes)
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
+        return self.inner.more_replays(episode, turn_counts)
 
 
 @stored_as(steps="steps")

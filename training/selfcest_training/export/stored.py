@@ -11,7 +11,7 @@ from selfcest_env.errors import RecordError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import root_episode
 from selfcest_training.credit import CreditAssigner
-from selfcest_training.credit.offline import StoredEpisodes, credit_of, replays_of
+from selfcest_training.credit.offline import StoredEpisodes, assign_stored_group, find_stored_replays
 from selfcest_training.learner.batch import Sample, build_samples
 from selfcest_training.learner.options import Denominator
 
@@ -66,9 +66,10 @@ def build_credited_samples(
         ConfigError: an episode has no token ids.
         RecordError: the scheme excludes every turn.
     """
-    replayed = [replays_of(assigner, group, stored) for group in stored.groups]
+    replayed = [find_stored_replays(assigner, group, stored) for group in stored.groups]
     credits = [
-        credit_of(assigner, group, records, stored) for group, records in zip(stored.groups, replayed, strict=True)
+        assign_stored_group(assigner, group, records, stored)
+        for group, records in zip(stored.groups, replayed, strict=True)
     ]
     samples = build_samples(stored.groups, credits, denominator=denominator, constant=constant, replayed=replayed)
     if not samples:

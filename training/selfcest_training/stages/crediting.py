@@ -11,7 +11,14 @@ import numpy as np
 from selfcest_agents.replay import PlayedReplay
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_training.credit import Credit, CreditAssigner, Internals, ask, ask_more, assign_step
+from selfcest_training.credit import (
+    Credit,
+    CreditAssigner,
+    Internals,
+    assign_step,
+    request_more_replays,
+    request_replays,
+)
 
 # Plays and scores replays of these episodes; equal replays are played once.
 PlayReplays = Callable[[Sequence[EpisodeRecord], Sequence[Replay]], Mapping[Replay, PlayedReplay]]
@@ -64,10 +71,11 @@ def counterfactuals(
         CreditError: a request is wrong. The message names the scheme, the replay and the rule.
     """
     episodes = list(chain.from_iterable(group.episodes for group in groups))
-    requests = [ask(assigner, group) for group in groups]
+    requests = [request_replays(assigner, group) for group in groups]
     first_round = _play(play, episodes, requests)
     more_requests = [
-        ask_more(assigner, group, records) for group, records in zip(groups, records_of(first_round), strict=True)
+        request_more_replays(assigner, group, records)
+        for group, records in zip(groups, records_of(first_round), strict=True)
     ]
     # The second round may replay episodes of the first one.
     for replays in first_round:

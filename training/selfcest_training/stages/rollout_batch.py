@@ -15,7 +15,7 @@ from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.seeding import stream_seed
 from selfcest_env.stored import by_field, to_stored
-from selfcest_training.credit import CreditAssigner, ask, ask_more
+from selfcest_training.credit import CreditAssigner, request_more_replays, request_replays
 from selfcest_training.stages.base import PlannedGroup
 from selfcest_training.stages.crediting import GroupReplays
 
@@ -192,11 +192,11 @@ class RolloutBatch:
         for group, stored_replays in zip(train_groups, data["replayed"], strict=True):
             played = [PlayedReplay(from_json(record), *tokens) for record, *tokens in stored_replays]
             stored_names = [replay.record.episode_id for replay in played]
-            requested = ask(assigner, group)
+            requested = request_replays(assigner, group)
             if list(map(str, requested)) == stored_names[: len(requested)]:
                 # The replays of the second round are stored behind those of the first.
                 first_round = zip(requested, (replay.record for replay in played), strict=False)
-                requested += ask_more(assigner, group, dict(first_round))
+                requested += request_more_replays(assigner, group, dict(first_round))
             if list(map(str, requested)) != stored_names:
                 raise TrainingError(
                     f"the checkpoint's waiting rollouts hold {len(stored_replays)} replays that credit scheme "
