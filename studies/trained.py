@@ -21,7 +21,7 @@ from selfcest_env.stored import to_stored
 from selfcest_eval.play.results import Result
 from selfcest_eval.report.training_run import EvaluatedPolicy, EvaluationStage, results_of, study_of
 from selfcest_eval.stats.decision import judge, means
-from selfcest_eval.stats.decision_table import Decided, decided
+from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
 from studies.runner import CONFIGS, STUDIES, Rerun, git, selfcest, store_json
 
@@ -79,7 +79,7 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     selfcest("train", "-c", str(alone), "--resume", *options)
     config = load_config(alone, options)
     (results, _), study = results_of(config, whole=True), study_of(config)
-    choices = decided(study, results)
+    choices = find_decisions(study, results)
     files = []
     for one in variant or variants:
         first, last = (
@@ -198,7 +198,7 @@ def _perfect_execution(results: Iterable[Result]) -> dict[str, Any]:
     }
 
 
-def _decisions(item: Decided) -> dict[str, Any]:
+def _decisions(item: FamilyDecisions) -> dict[str, Any]:
     """By size what the policy and both forced choices did, and what its choices were worth."""
     judged = to_stored(judge([choice for played in item.sizes.values() for choice in played]))
     ways = ("free", "always", "never")

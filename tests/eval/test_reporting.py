@@ -49,7 +49,7 @@ from selfcest_eval.report.reading import reading_of
 from selfcest_eval.report.sources import Source, config_of, read_sources
 from selfcest_eval.report.verdict import report_on
 from selfcest_eval.stats.decision import Choice, InstanceOutcome, judge
-from selfcest_eval.stats.decision_table import Decided, ForcedTriple
+from selfcest_eval.stats.decision_table import FamilyDecisions, ForcedTriple
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.table import Curves
 from selfcest_training.config import RunConfig, VariantConfig, WarmStartConfig
@@ -338,7 +338,7 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
 
     played = {"s": [choice(2, 0.5)] * 10, "l": [choice(9, 0.9)] * 10}
     judged = {0: judge([one for found in played.values() for one in found])}
-    item = Decided(ForcedTriple("delegate", "always", "never"), "range", 240, played, judged)
+    item = FamilyDecisions(ForcedTriple("delegate", "always", "never"), "range", 240, played, judged)
     made = source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, decisions=[item])
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
         report_on(made).answers[1].text

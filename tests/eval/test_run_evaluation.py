@@ -33,7 +33,7 @@ from selfcest_eval.report.training_run import (
     study_of,
 )
 from selfcest_eval.report.verdict import report_on
-from selfcest_eval.stats.decision_table import decided
+from selfcest_eval.stats.decision_table import find_decisions
 from selfcest_training.config import (
     Demonstrations,
     EvalSet,
@@ -316,7 +316,7 @@ def test_both_choices_of_an_variant_are_played_and_judged(tmp_path: Path) -> Non
     assert study.subject == "delegating, after RL"
     played = {(r.place.family, r.place.strategy) for r in results}
     assert played == {("sums", f"{stage}{way}") for stage in stages for way in ways} | {("choice", "alone")}
-    before, after = decided(study, results)
+    before, after = find_decisions(study, results)
     assert (before.triple.free, after.triple.free) == stages
     for item in (before, after):
         assert [len(choices) for choices in item.sizes.values()] == [EPISODES]

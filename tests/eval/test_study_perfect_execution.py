@@ -38,7 +38,7 @@ from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.training_run import styles_of
 from selfcest_eval.report.words import equal_accuracy_line
-from selfcest_eval.stats.frontier import PerfectExecution, Point, match
+from selfcest_eval.stats.frontier import PerfectExecution, Point, compare_points
 from selfcest_training.config_file import load_config, parse_as
 
 ROOT = Path(__file__).parents[2]
@@ -382,7 +382,7 @@ COSTS = ("total_tokens",)
 
 
 def said(first: Point, second: Point, least: float) -> str:
-    found = match(first, second, resampler(len(first.correct)), COSTS, least)
+    found = compare_points(first, second, resampler(len(first.correct)), COSTS, least)
     return equal_accuracy_line(found, "a", "b", least)
 
 
@@ -516,6 +516,6 @@ def test_means_beside_perfect_execution_are_over_what_both_could_play() -> None:
     own = np.array([[10.0, 20.0], [np.nan, np.nan], [90.0, 90.0]])
     costs = {"total_tokens": np.array([30.0, 50.0, np.nan])}
     found = Point(1, np.zeros((3, 2)), {"total_tokens": own}, perfect_execution={Style.SOLVE: PerfectExecution(costs)})
-    assert found.beside(Style.SOLVE, "total_tokens") == (15.0, 30.0)
-    assert found.beside(Style.SOLVE, "clones") is None
+    assert found.mean_costs(Style.SOLVE, "total_tokens") == (15.0, 30.0)
+    assert found.mean_costs(Style.SOLVE, "clones") is None
     assert found.perfect_execution[Style.SOLVE].instances == 2

@@ -51,7 +51,7 @@ from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.reading import players
 from selfcest_eval.report.sources import read_sources
-from selfcest_eval.stats.frontier import Verdict, compare_frontiers, match
+from selfcest_eval.stats.frontier import Verdict, compare_frontiers, compare_points
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, parse_as
@@ -1195,7 +1195,7 @@ def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: 
         assert set(rich.costs["generated_tokens"].flat) == {generated}
         assert set(rich.costs["critical_path_tokens"].flat) == {path}
     together, alone = curves.strategies["together"], curves.strategies["alone"]
-    pair = match(together[1], alone[1], resampler, ["total_tokens"])
+    pair = compare_points(together[1], alone[1], resampler, ["total_tokens"])
     assert pair.gap.low <= 0.3 <= pair.gap.high
     assert pair.verdict is Verdict.AHEAD
     # 47 tokens and the prompt against 40: dearer in total, cheaper in all else

@@ -7,7 +7,7 @@ import pytest
 
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.words import frontier_line, match_line
-from selfcest_eval.stats.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
+from selfcest_eval.stats.frontier import GRID, Point, Verdict, compare_frontiers, compare_points, envelope
 from selfcest_eval.stats.statistics import Resampler, over_seeds, student_t
 from selfcest_eval.stats.table import Curves, rows_of
 
@@ -68,7 +68,7 @@ def test_an_interval_by_hand() -> None:
 def test_differences_are_paired() -> None:
     """Two strategies that fail on the same instances differ by nothing, however few are right."""
     both = share(20)
-    found = match(point(9, both, 5), point(9, both, 10), resampler(40), COSTS)
+    found = compare_points(point(9, both, 5), point(9, both, 10), resampler(40), COSTS)
     assert (found.gap.low, found.gap.high) == (0, 0)
     assert (found.ratios["total_tokens"].low, found.ratios["total_tokens"].high) == (0.5, 0.5)
 
@@ -194,10 +194,10 @@ def test_known_policies_recover_their_frontier() -> None:
         found = compare_frontiers(
             strategy(rng, hardness, DELEGATE), strategy(rng, hardness, MONOLITHIC), "total_tokens", boot
         )
-        truth = true_gap(DELEGATE, MONOLITHIC, found.at)
+        truth = true_gap(DELEGATE, MONOLITHIC, found.grid)
         hits += all(g.low - 1e-9 <= t <= g.high + 1e-9 for g, t in zip(found.gap, truth, strict=True))
         assert found.verdict is Verdict.BOTH, "worse at few tokens, better at many"
-        assert len(found.at) == GRID
+        assert len(found.grid) == GRID
     assert hits >= 52  # nominal 57; fewer than 52 of 60 would have a chance of .004
 
 
@@ -215,7 +215,7 @@ def test_a_difference_below_the_stated_minimum_has_no_verdict() -> None:
     both, more = share(30, 1000), share(45, 1000)
     boot = resampler(1000)
     for least, verdict in ((0.0, Verdict.AHEAD), (0.02, Verdict.NO_DIFFERENCE)):  # .045 - .030 = .015, and it is clear
-        assert match(point(1, more, 50), point(1, both, 50), boot, COSTS, least).verdict is verdict
+        assert compare_points(point(1, more, 50), point(1, both, 50), boot, COSTS, least).verdict is verdict
         found = compare_frontiers([point(1, more, 50)], [point(1, both, 50)], "total_tokens", boot, least)
         assert found.verdict is verdict
         assert bool(found.ahead) == (verdict is Verdict.AHEAD)
@@ -258,7 +258,7 @@ def test_the_sentence_claims_nothing_of_equal_strategies_or_of_few_instances() -
 
 
 def said_at_budget(first: Point, second: Point) -> str:
-    return match_line(match(first, second, resampler(len(first.correct)), COSTS), "a", "b")
+    return match_line(compare_points(first, second, resampler(len(first.correct)), COSTS), "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_who_could_not_begin_has_no_cost_to_compare() -> None:
 def test_ratios_are_of_the_instances_that_both_could_begin() -> None:
     # The first could not begin the second half; there the other paid 90 each.
     half, other = np.array([[20.0]] * 20 + [[np.nan]] * 20), np.array([[10.0]] * 20 + [[90.0]] * 20)
-    found = match(point(1, share(20), half), point(1, share(30), other), resampler(40), COSTS)
+    found = compare_points(point(1, share(20), half), point(1, share(30), other), resampler(40), COSTS)
     assert found.ratios["total_tokens"].mean == 2
 
 
@@ -302,6 +302,6 @@ def test_an_instance_that_could_not_begin_spent_nothing() -> None:
     half = point(1, share(20), np.array([[20.0]] * 20 + [[np.nan]] * 20))
     whole = point(1, share(40), 20.0)
     found = compare_frontiers([half], [whole], "total_tokens", resampler(40))
-    assert found.at[0] == 10
+    assert found.grid[0] == 10
     assert found.gap[0].mean == pytest.approx(0)
     assert found.gap[-1].mean == pytest.approx(-0.5)

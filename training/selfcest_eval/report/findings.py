@@ -14,8 +14,8 @@ from selfcest_env.types import Status
 from selfcest_eval.report.pathologies import Count
 from selfcest_eval.report.reading import Reading
 from selfcest_eval.report.sources import Source
-from selfcest_eval.stats.decision_table import Decided
-from selfcest_eval.stats.frontier import FrontierComparison, Match, Point, compare_frontiers, match
+from selfcest_eval.stats.decision_table import FamilyDecisions
+from selfcest_eval.stats.frontier import FrontierComparison, Point, PointComparison, compare_frontiers, compare_points
 from selfcest_eval.stats.statistics import Estimate, over_seeds
 from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
 
@@ -49,7 +49,7 @@ class PairedComparison:
     subject: str
     strategy: str
     over: Mapping[str, FrontierComparison]
-    at: Sequence[Match]
+    at: Sequence[PointComparison]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class PolicyDecisions:
             there is one seed.
     """
 
-    now: Decided
-    before: Decided | None
+    now: FamilyDecisions
+    before: FamilyDecisions | None
     better: str
     gap: Estimate
 
@@ -228,7 +228,7 @@ def _ratio_to_perfect_player(point: Point, cost: str) -> float | None:
     """Return a cost over that of the cheapest perfect player; `None` if no perfect player has the cost."""
     pairs = []
     for style in point.perfect_execution:
-        pair = point.beside(style, cost)
+        pair = point.mean_costs(style, cost)
         if pair is not None and pair[1] > 0:
             pairs.append(pair)
     if not pairs:
@@ -304,17 +304,17 @@ def find_policy_decisions(source: Source) -> list[PolicyDecisions]:
     return decisions
 
 
-def mean_reward(item: Decided, way: str) -> float:
+def mean_reward(item: FamilyDecisions, way: str) -> float:
     """Return the reward of a way to choose, `free`, `always` or `never`, as the mean over seeds."""
     return float(np.mean([getattr(judged, way).reward for judged in item.seeds.values()]))
 
 
-def mean_regret(item: Decided) -> float:
+def mean_regret(item: FamilyDecisions) -> float:
     """Return the regret of the own choices, as the mean over seeds."""
     return float(np.mean([judged.regret for judged in item.seeds.values()]))
 
 
-def _gap_to_forced(item: Decided, forced: str) -> Estimate:
+def _gap_to_forced(item: FamilyDecisions, forced: str) -> Estimate:
     if len(item.seeds) > 1:
         return over_seeds([judged.free.reward - getattr(judged, forced).reward for judged in item.seeds.values()])
     gaps = []
@@ -363,7 +363,7 @@ def compare_pair(curves: Curves, subject: str, strategy: str, reading: Reading) 
     least = reading.min_difference
     over = {cost: compare_frontiers(first, second, cost, resampler, least) for cost in reading.compared}
     points = zip(first, second, strict=True)
-    at = [match(left, right, resampler, reading.compared, least) for left, right in points]
+    at = [compare_points(left, right, resampler, reading.compared, least) for left, right in points]
     return PairedComparison(curves, subject, strategy, over, at)
 
 

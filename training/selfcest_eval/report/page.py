@@ -24,7 +24,7 @@ from selfcest_eval.report.pathologies import MEANINGS, Occurrence
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import interval_heads, write_csv
 from selfcest_eval.report.verdict import SourceReport
-from selfcest_eval.stats.decision_table import MEANING, Decided
+from selfcest_eval.stats.decision_table import MEANING, FamilyDecisions
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import Curves
@@ -204,7 +204,7 @@ def _delegated(curves: Curves, point: Point, source: Source) -> dict[str, Any]:
     }
 
 
-def _decision(item: Decided, source: Source) -> dict[str, Any]:
+def _decision(item: FamilyDecisions, source: Source) -> dict[str, Any]:
     seeds = [
         {
             "seed": seed,

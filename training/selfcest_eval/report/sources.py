@@ -25,7 +25,7 @@ from selfcest_eval.report.training_run import (
     study_of,
     variants_of,
 )
-from selfcest_eval.stats.decision_table import Decided, decided, find_forced_triples
+from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions, find_forced_triples
 from selfcest_eval.stats.table import Curves, curves_of
 from selfcest_training.config import EvalSet, RunConfig
 from selfcest_training.config_file import load_stored_config
@@ -62,7 +62,7 @@ class Source:
     run: RunConfig | None
     cells: Sequence[Curves]
     reading: Reading
-    decisions: Sequence[Decided]
+    decisions: Sequence[FamilyDecisions]
     final: Sequence[str]
     before: Mapping[str, str]
     jobs: Sequence[JobLog]
@@ -154,7 +154,7 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
         run=config,
         cells=curves_of(in_order(study, results)) if results else [],
         reading=reading_of(study, subjects=able[::-1] or tuple(variants)),
-        decisions=decided(study, results) if results else [],
+        decisions=find_decisions(study, results) if results else [],
         final=list(variants),
         before=before,
         jobs=jobs,
@@ -219,7 +219,7 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
         run=None,
         cells=curves_of(results),
         reading=reading,
-        decisions=decided(config, results),
+        decisions=find_decisions(config, results),
         final=final,
         before={},
         jobs=[],

@@ -97,7 +97,7 @@ def perfect_execution_table(rows: Sequence[TableRow], reading: Reading) -> str:
         for style, player in row.point.perfect_execution.items():
             fields = [*_key_columns(row, reading), str(row.accuracy), _describe_player(style, player, row)]
             for cost in reading.compared:
-                pair = row.point.beside(style, cost)
+                pair = row.point.mean_costs(style, cost)
                 fields.append("–" if pair is None else f"{_format_number(pair[0])} ({_format_number(pair[1])})")
             lines.append(fields)
     heads = [*_key_heads(reading), "accuracy", "perfect execution", *map(_short, reading.compared)]

@@ -23,7 +23,7 @@ from selfcest_eval.report.findings import (
     mean_regret,
     mean_reward,
 )
-from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Match, Verdict, sign_of
+from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, PointComparison, Verdict, sign_of
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import TableRow
 
@@ -219,7 +219,7 @@ def _cost_list(costs: Sequence[str], all_costs: Collection[str]) -> str:
     return and_list([cost_name(cost) for cost in costs])
 
 
-def match_line(pair: Match, first: str, second: str) -> str:
+def match_line(pair: PointComparison, first: str, second: str) -> str:
     """Return how two strategies compare under one budget, in accuracy and in every cost that is compared."""
     ratios = list(pair.ratios.values())
     match pair.verdict:
@@ -241,7 +241,7 @@ def match_line(pair: Match, first: str, second: str) -> str:
     return f"{first} against {second}: {text} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
 
 
-def equal_accuracy_line(pair: Match, first: str, second: str, least: float) -> str:
+def equal_accuracy_line(pair: PointComparison, first: str, second: str, least: float) -> str:
     """Return the costs of the first over the second if both are as accurate, or that they cannot be compared."""
     if not pair.equally_accurate(least):
         return f"{first} against {second}: costs are {not_comparable_words(pair, least)}"
@@ -257,7 +257,7 @@ def ratio_words(ratio: Estimate | float) -> str:
     return f"x{ratio}" if isinstance(ratio, Estimate) else f"x{ratio:.2f}"
 
 
-def not_comparable_words(pair: Match, least: float) -> str:
+def not_comparable_words(pair: PointComparison, least: float) -> str:
     """Return why costs at one budget are not comparable."""
     if pair.verdict is Verdict.TOO_FEW:
         return f"not comparable: fewer than {MIN_INSTANCES} instances"

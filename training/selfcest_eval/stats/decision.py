@@ -17,13 +17,14 @@ from selfcest_eval.play.results import Result
 
 @dataclass(frozen=True)
 class InstanceOutcome:
-    """One way to play an instance.
+    """The outcome of one strategy on an instance.
 
     Attributes:
-        size: of the task, in its own unit.
-        delegated: whether there was any clone.
-        correct, reward, tokens: of the answer, of the team, of the whole tree. Of several episodes
-            tokens are those of all, and the reward is that of the one whose answer counts.
+        size: size of the task, in the unit of its family.
+        delegated: whether the episode whose answer counts has a clone.
+        correct: whether the answer is right.
+        reward: team return of the episode whose answer counts.
+        tokens: total tokens of all episodes.
     """
 
     size: int
@@ -35,7 +36,7 @@ class InstanceOutcome:
 
 @dataclass(frozen=True)
 class Choice:
-    """An instance as the policy played it, and as the same weights play it by either choice."""
+    """The outcomes of an instance: by the policy's own choice, and by both choices forced on the same weights."""
 
     free: InstanceOutcome
     always: InstanceOutcome
@@ -43,14 +44,14 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """Of delegating, in reward."""
+        """The reward that delegating adds."""
         return self.always.reward - self.never.reward
 
 
 @stored_as(delegated="delegated", accuracy="accuracy", reward="reward", tokens="tokens")
 @dataclass(frozen=True)
 class Means:
-    """Of outcomes: share delegated, accuracy, reward and total tokens per instance."""
+    """Means of outcomes: share delegated, accuracy, reward and total tokens per instance."""
 
     delegated: float
     accuracy: float
@@ -71,14 +72,14 @@ class Means:
 )
 @dataclass(frozen=True)
 class Decisions:
-    """What a policy's choices were worth.
+    """The value of a policy's choices.
 
     Attributes:
-        free, always, never: of the policy and of both forced choices.
-        threshold: the size from which on the best threshold policy delegates; infinite: never.
-        threshold_reward: what it earns on these instances, which it was chosen on.
-        regret: how much more that is than the policy's; below 0 where the policy chooses well by more than size.
-        precision, recall, f1: of delegating, against where it earns more; `None` where nothing was to be found.
+        free, always, never: means of the policy and of both forced choices.
+        threshold: smallest size that the best threshold policy delegates; infinite if it never delegates.
+        threshold_reward: mean reward of that policy, on the instances that it was chosen on.
+        regret: threshold reward minus the policy's reward. It is below 0 if the policy chooses well by more than size.
+        precision, recall, f1: agreement of delegating with a positive gain; `None` if there is nothing to divide by.
     """
 
     free: Means
@@ -102,7 +103,10 @@ def outcome_of(result: Result) -> InstanceOutcome:
     size = episode.task.metadata.get("size")
     reward = episode.team_return
     if not isinstance(size, int) or reward is None:
-        raise ConfigError(f"{result.place.family} {result.place.size}: a task without a size has no threshold to find")
+        raise ConfigError(
+            f"{result.place.family} {result.place.size}: task {result.place.task_id} has no size or no reward; "
+            "expected both, to find the threshold of a policy"
+        )
     tokens = sum(sample.cost.total_tokens for sample in result.episodes)
     return InstanceOutcome(size, episode.cost.clones > 0, result.grade.correct, reward, tokens)
 
@@ -127,7 +131,7 @@ def choices(results: Iterable[Result], free: str, always: str, never: str) -> li
         if played.keys() != outcomes[free].keys() or not played:
             raise ConfigError(
                 f"strategy '{name}' has played {len(played)} instances, '{free}' {len(outcomes[free])}; expected "
-                "the same instances: play the study to its end"
+                "the same instances: play the missing ones with --resume"
             )
     return [Choice(outcomes[free][key], outcomes[always][key], outcomes[never][key]) for key in outcomes[free]]
 
@@ -143,7 +147,10 @@ def means(outcomes: Sequence[InstanceOutcome]) -> Means:
 
 
 def best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
-    """The size from which on to delegate, and its mean reward; of equally good ones the largest, infinite first."""
+    """Return the size from which on to delegate, and the mean reward of doing so.
+
+    Of equally good sizes it is the largest, and never to delegate (infinite) comes first.
+    """
     total = math.fsum(choice.never.reward for choice in played)
     best = total
     threshold = math.inf
@@ -157,7 +164,7 @@ def best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
 
 
 def judge(played: Sequence[Choice]) -> Decisions:
-    """Return what the choices on one or more instances were worth."""
+    """Return the value of the choices on one or more instances."""
     threshold, threshold_reward = best_threshold(played)
     free = means([choice.free for choice in played])
     # Where both choices earn the same there is nothing to decide.

@@ -1,4 +1,4 @@
-"""The section of a report on when a policy delegates: wherever a study plays both choices forced on its weights."""
+"""The report section on when a policy delegates, for a study that also forces both choices on its weights."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ def find_forced_triples(config: StudyConfig) -> list[ForcedTriple]:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """What one policy decided on one family under one budget.
+class FamilyDecisions:
+    """The choices of one policy on one family at one budget.
 
     Attributes:
-        triple, family, budget: the strategies and what they played.
+        triple: the three strategies.
+        family: family of the tasks.
+        budget: swept limit in tokens; `None`: the limits of the study.
         sizes: choices of all seeds, by the size of the eval set.
-        seeds: what the choices were worth, by seed.
+        seeds: value of the choices, by seed.
     """
 
     triple: ForcedTriple
@@ -67,11 +69,14 @@ class Decided:
 
     @property
     def shares(self) -> list[float]:
-        """Share of instances that the policy delegated, by size."""
-        return [means([choice.free for choice in played]).delegated for played in self.sizes.values()]
+        """The share of instances that the policy delegated, by size."""
+        shares = []
+        for played in self.sizes.values():
+            shares.append(sum(choice.free.delegated for choice in played) / len(played))
+        return shares
 
 
-def decided(config: StudyConfig, results: Iterable[Result]) -> list[Decided]:
+def find_decisions(config: StudyConfig, results: Iterable[Result]) -> list[FamilyDecisions]:
     """Return the decisions of every triple on every family whose tasks have a size.
 
     Args:
@@ -93,17 +98,17 @@ def decided(config: StudyConfig, results: Iterable[Result]) -> list[Decided]:
             decisions_by_seed = {}
             for seed in sorted({r.place.seed for r in played}):
                 decisions_by_seed[seed] = judge(choices([r for r in played if r.place.seed == seed], *names))
-            decisions.append(Decided(triple, family, budget, choices_by_size, decisions_by_seed))
+            decisions.append(FamilyDecisions(triple, family, budget, choices_by_size, decisions_by_seed))
     return decisions
 
 
-def decision_section(decisions: Sequence[Decided]) -> str:
+def decision_section(decisions: Sequence[FamilyDecisions]) -> str:
     """Return the section as Markdown; empty if no policy's choices were forced."""
     blocks = [_block(item) for item in decisions]
     return "\n\n".join([MEANING, *blocks]) if blocks else ""
 
 
-def _block(item: Decided) -> str:
+def _block(item: FamilyDecisions) -> str:
     budget = "" if item.budget is None else f", at most {item.budget}"
     lines = [
         f"**{item.family}{budget}: {item.triple.free}.** Share delegated / accuracy / total tokens / reward.",

@@ -1,10 +1,11 @@
-"""Accuracy-cost frontiers, and who is ahead of whom at which cost."""
+"""Accuracy-cost frontiers, and comparisons of two strategies at equal cost and at equal budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,17 +14,17 @@ from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_eval.stats.statistics import MISSING, ROUNDING, Estimate, Resampler, Values
 
-GRID = 41  # costs at which two frontiers are compared
-MIN_INSTANCES = 20  # with fewer an interval is too rough for a verdict
+GRID = 41  # number of costs at which two frontiers are compared
+MIN_INSTANCES = 20  # fewer instances give an interval that is too rough for a verdict
 
 
 @dataclass(frozen=True)
 class PerfectExecution:
-    """What the perfect player of a strategy spends at a point, see `perfect_execution`.
+    """The costs of the perfect player of a strategy at a point, see `perfect_execution`.
 
     Attributes:
-        costs: by name, [instances]; `nan` where it made a mistake.
-        lifted: of these instances how many needed which limits lifted.
+        costs: costs by name, [instances]; `nan` for an instance on which the player made a mistake.
+        lifted: number of the other instances for which these limits had to be lifted.
     """
 
     costs: Mapping[str, Values]
@@ -31,24 +32,24 @@ class PerfectExecution:
 
     @property
     def instances(self) -> int:
-        """On how many instances it made no mistake."""
+        """The number of instances that were played without a mistake."""
         return max((int((~np.isnan(values)).sum()) for values in self.costs.values()), default=0)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A strategy at one budget on one cell, instance by instance.
+    """The results of a strategy at one budget on one eval set, instance by instance.
 
     Attributes:
-        budget: `None` for the limits as they are.
+        budget: swept limit in tokens; `None`: the limits of the study without a sweep.
         correct: 1 or 0, [instances, seeds].
-        costs: by name, [instances, seeds]; `nan` where no prompt fitted.
-        notes: how often the grader gave a floor, by its reason.
-        scores: what else was measured on the cell, by name of `SCORES`, [instances, seeds].
-        endings: how often the root ended how.
-        executed: 1 where the strategy's script was played, else 0, `nan` where none was to be, as by a router,
-            [instances, seeds]; `None` if there was none anywhere.
-        perfect_execution: by the style of the expert; empty if the strategy names none.
+        costs: costs by name, [instances, seeds]; `nan` where no prompt fitted.
+        notes: number of answers by the reason why the grader gave the lowest score.
+        scores: other scores by the names of `SCORES`, [instances, seeds].
+        endings: number of episodes by the ending of the root.
+        executed: 1 where the strategy's script was played, else 0, [instances, seeds]; `nan` where no script was
+            planned, as a router may do. `None` if the strategy never plays one.
+        perfect_execution: perfect players by the style of their expert; empty if the strategy names none.
     """
 
     budget: int | None
@@ -68,53 +69,65 @@ class Point:
         return self.costs.get(name, np.full_like(self.correct, np.nan))
 
     def spent(self, cost: str) -> Values:
-        """What was spent, [instances, seeds]: nothing where no prompt fitted, which then brought no answer either."""
+        """Return the cost, [instances, seeds], as 0 where no prompt fitted: then nothing was spent or answered."""
         return np.nan_to_num(self.cost(cost))
 
-    def beside(self, style: Style, cost: str) -> tuple[float, float] | None:
-        """Its mean cost and that of its perfect player, over the instances of which both have one."""
-        own, other = self.cost(cost), self.perfect_execution[style].costs.get(cost)
-        if other is None:
+    def mean_costs(self, style: Style, cost: str) -> tuple[float, float] | None:
+        """Return the mean cost of the strategy and of its perfect player, over the instances for which both have one.
+
+        `None` if there is no such instance.
+        """
+        costs = self.cost(cost)
+        perfect_costs = self.perfect_execution[style].costs.get(cost)
+        if perfect_costs is None:
             return None
-        there = ~np.isnan(own) & ~np.isnan(other[:, None])
-        shared = np.broadcast_to(other[:, None], own.shape)
-        return (float(own[there].mean()), float(shared[there].mean())) if there.any() else None
+        perfect_costs = np.broadcast_to(perfect_costs[:, None], costs.shape)
+        has_both = ~np.isnan(costs) & ~np.isnan(perfect_costs)
+        if not has_both.any():
+            return None
+        return float(costs[has_both].mean()), float(perfect_costs[has_both].mean())
 
 
-def envelope(costs: Values, accuracies: Values, at: Values) -> Values:
-    """The best accuracy within reach at a mean cost: the upper concave envelope of points, flat after the dearest.
+def envelope(costs: Values, accuracies: Values, grid: Values) -> Values:
+    """Return the best accuracy that can be reached at a mean cost: the upper concave envelope of points.
 
-    Between two points it is reached by tossing a coin between their budgets, below the cheapest by tossing one between
-    its budget and none, which costs nothing and answers nothing.
+    A cost between two points is reached by tossing a coin between their budgets. A cost below the cheapest point is
+    reached by tossing a coin between its budget and no attempt, which costs nothing and answers nothing. Above the
+    dearest point the envelope is flat.
 
     Args:
-        costs, accuracies: of the points, [..., points].
-        at: costs >= 0, [grid].
+        costs: mean costs of the points, [..., points].
+        accuracies: accuracies of the points, [..., points].
+        grid: costs >= 0, [grid].
 
     Returns:
         [..., grid]
     """
-    costs, accuracies = (np.concatenate([np.zeros((*x.shape[:-1], 1)), x], axis=-1) for x in (costs, accuracies))
-    best = np.where(costs[..., :, None] <= at, accuracies[..., :, None], 0.0).max(axis=-2)
-    for i in range(costs.shape[-1]):
-        for j in range(costs.shape[-1]):
-            left, right = costs[..., i, None], costs[..., j, None]
-            inside = (left <= at) & (at <= right) & (left < right)
-            share = np.divide(at - left, right - left, out=np.zeros(inside.shape), where=inside)
-            line = accuracies[..., i, None] + share * (accuracies[..., j, None] - accuracies[..., i, None])
-            best = np.where(inside, np.maximum(best, line), best)
+    # The origin is the point of no attempt.
+    origin = np.zeros((*costs.shape[:-1], 1))
+    costs = np.concatenate([origin, costs], axis=-1)
+    accuracies = np.concatenate([origin, accuracies], axis=-1)
+    best = np.where(costs[..., :, None] <= grid, accuracies[..., :, None], 0.0).max(axis=-2)
+    # The envelope is the maximum of the lines through all pairs of points, each between its two points.
+    for i, j in product(range(costs.shape[-1]), repeat=2):
+        left = costs[..., i, None]
+        right = costs[..., j, None]
+        is_between = (left <= grid) & (grid <= right) & (left < right)
+        share = np.divide(grid - left, right - left, out=np.zeros(is_between.shape), where=is_between)
+        line = accuracies[..., i, None] + share * (accuracies[..., j, None] - accuracies[..., i, None])
+        best = np.where(is_between, np.maximum(best, line), best)
     return np.asarray(best)
 
 
 class Verdict(StrEnum):
-    """What two frontiers say of each other, at the confidence of a band around their whole difference."""
+    """The result of a comparison, at the confidence of the band around the whole difference."""
 
     AHEAD = "ahead somewhere"  # and behind nowhere
-    BEHIND = "behind somewhere"
+    BEHIND = "behind somewhere"  # and ahead nowhere
     BOTH = "ahead and behind"  # at different costs
     NO_DIFFERENCE = "no clear difference"  # that these instances could show, or that is large enough to matter
     TOO_FEW = "too few instances"
-    NO_COST = "no prompt fitted"  # of one of the two, at any budget
+    NO_COST = "no prompt fitted"  # for one of the two strategies, at any budget
 
 
 @dataclass(frozen=True)
@@ -122,17 +135,18 @@ class FrontierComparison:
     """Two frontiers over one cost.
 
     Attributes:
-        cost: its name.
-        at: costs of the grid, [grid].
+        cost: name of the cost.
+        grid: costs at which the frontiers are compared, [grid].
         gap: accuracy of the first minus the second at equal cost, one estimate per cost of the grid. The intervals are
-            a band: the truth is in all of them at once, at the confidence.
-        average: of the gap over the grid.
+            a simultaneous band: at the confidence, the truth is in all of them.
+        average: mean of the gap over the grid.
         verdict: see `Verdict`.
-        ahead, behind: ranges of cost in which the first is.
+        ahead: ranges of cost in which the first is ahead.
+        behind: ranges of cost in which the first is behind.
     """
 
     cost: str
-    at: Values
+    grid: Values
     gap: tuple[Estimate, ...]
     average: Estimate
     verdict: Verdict
@@ -141,72 +155,102 @@ class FrontierComparison:
 
 
 def compare_frontiers(
-    first: Sequence[Point], second: Sequence[Point], cost: str, resampler: Resampler, least: float = 0.0
+    first: Sequence[Point], second: Sequence[Point], cost: str, resampler: Resampler, min_difference: float = 0.0
 ) -> FrontierComparison:
     """Compare two strategies that played the same instances with the same seeds, at equal mean cost.
 
     The grid runs from the cheaper of the two cheapest points to the dearest point of either. Points without a cost are
-    none; below `least` a difference counts for nothing.
+    left out.
+
+    Args:
+        first: points of the first strategy.
+        second: points of the second strategy.
+        cost: name of the cost.
+        resampler: resampler of the instances and seeds.
+        min_difference: smallest difference of accuracies that a verdict counts.
     """
-    first, second = ([p for p in points if not np.isnan(p.cost(cost)).all()] for points in (first, second))
+    first = _with_cost(first, cost)
+    second = _with_cost(second, cost)
     if not first or not second:
         return FrontierComparison(cost, np.zeros(0), (), MISSING, Verdict.NO_COST)
-    ends = [float(point.spent(cost).mean()) for point in (*first, *second)]
-    at = np.linspace(min(ends), max(ends), GRID)
-    gap = _measured(first, cost, at) - _measured(second, cost, at)
-    drawn = _drawn(first, cost, at, resampler) - _drawn(second, cost, at, resampler)
-    gaps = resampler.band(gap, drawn)
-    average = resampler.around(float(gap.mean()), drawn.mean(axis=1))
-    ahead, behind = ([sign_of(gap, least) == side for gap in gaps] for side in (1, -1))
-    verdict = _verdict(gaps, len(first[0].correct), least)
-    return FrontierComparison(cost, at, gaps, average, verdict, _ranges(at, ahead), _ranges(at, behind))
+    mean_costs = [float(point.spent(cost).mean()) for point in (*first, *second)]
+    grid = np.linspace(min(mean_costs), max(mean_costs), GRID)
+    gap = _frontier(first, cost, grid) - _frontier(second, cost, grid)
+    resampled_gaps = _resampled_frontiers(first, cost, grid, resampler)
+    resampled_gaps -= _resampled_frontiers(second, cost, grid, resampler)
+    band = resampler.band(gap, resampled_gaps)
+    average = resampler.estimate_from(float(gap.mean()), resampled_gaps.mean(axis=1))
+    signs = [sign_of(estimate, min_difference) for estimate in band]
+    return FrontierComparison(
+        cost,
+        grid,
+        band,
+        average,
+        _verdict(signs, len(first[0].correct)),
+        ahead=_ranges(grid, [sign == 1 for sign in signs]),
+        behind=_ranges(grid, [sign == -1 for sign in signs]),
+    )
 
 
-def _measured(strategy: Sequence[Point], cost: str, at: Values) -> Values:
-    """Its envelope, [grid]."""
-    costs = np.array([point.spent(cost).mean() for point in strategy])
-    return envelope(costs, np.array([point.correct.mean() for point in strategy]), at)
+def _with_cost(points: Sequence[Point], cost: str) -> list[Point]:
+    return [point for point in points if not np.isnan(point.cost(cost)).all()]
 
 
-def _drawn(strategy: Sequence[Point], cost: str, at: Values, resampler: Resampler) -> Values:
-    """Its envelope in every resample, [resamples, grid]."""
-    costs = np.stack([resampler.means(point.spent(cost)) for point in strategy], axis=-1)
-    return envelope(costs, np.stack([resampler.means(point.correct) for point in strategy], axis=-1), at)
+def _frontier(points: Sequence[Point], cost: str, grid: Values) -> Values:
+    """Return the envelope of a strategy's points, [grid]."""
+    costs = np.array([point.spent(cost).mean() for point in points])
+    accuracies = np.array([point.correct.mean() for point in points])
+    return envelope(costs, accuracies, grid)
 
 
-def sign_of(gap: Estimate, least: float) -> int:
-    """1 or -1 for a difference whose interval excludes 0 and that is not below `least`, else 0."""
-    return 0 if abs(gap.mean) < least else int(gap.low > 0) - int(gap.high < 0)
+def _resampled_frontiers(points: Sequence[Point], cost: str, grid: Values, resampler: Resampler) -> Values:
+    """Return the envelope of a strategy's points in every resample, [resamples, grid]."""
+    costs = np.stack([resampler.resampled_means(point.spent(cost)) for point in points], axis=-1)
+    accuracies = np.stack([resampler.resampled_means(point.correct) for point in points], axis=-1)
+    return envelope(costs, accuracies, grid)
 
 
-def _verdict(gaps: Sequence[Estimate], instances: int, least: float) -> Verdict:
-    sides = {sign_of(gap, least) for gap in gaps}
-    if instances < MIN_INSTANCES:
+def sign_of(gap: Estimate, min_difference: float) -> int:
+    """Return 1 or -1 for a difference whose interval excludes 0 and that is large enough to count, else 0."""
+    if abs(gap.mean) < min_difference:
+        return 0
+    return int(gap.low > 0) - int(gap.high < 0)
+
+
+def _verdict(signs: Sequence[int], num_instances: int) -> Verdict:
+    if num_instances < MIN_INSTANCES:
         return Verdict.TOO_FEW
-    if {1, -1} <= sides:
+    if 1 in signs and -1 in signs:
         return Verdict.BOTH
-    return Verdict.AHEAD if 1 in sides else Verdict.BEHIND if -1 in sides else Verdict.NO_DIFFERENCE
+    if 1 in signs:
+        return Verdict.AHEAD
+    return Verdict.BEHIND if -1 in signs else Verdict.NO_DIFFERENCE
 
 
-def _ranges(at: Values, there: Sequence[bool]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for i, (cost, inside) in enumerate(zip(at, there, strict=True)):
-        if inside and i and there[i - 1]:
-            found[-1] = found[-1][0], float(cost)
-        elif inside:
-            found.append((float(cost), float(cost)))
-    return found
+def _ranges(grid: Values, mask: Sequence[bool]) -> list[tuple[float, float]]:
+    """Return the first and last cost of each run of masked costs."""
+    ranges: list[tuple[float, float]] = []
+    for i, cost in enumerate(grid):
+        if not mask[i]:
+            continue
+        if i > 0 and mask[i - 1]:
+            ranges[-1] = (ranges[-1][0], float(cost))
+        else:
+            ranges.append((float(cost), float(cost)))
+    return ranges
 
 
 @dataclass(frozen=True)
-class Match:
+class PointComparison:
     """Two strategies at the same budget.
 
     Attributes:
+        budget: swept limit in tokens, see `Point`.
         gap: accuracy of the first minus the second.
-        ratios: of their mean costs where both have some, first over second, by name; empty if that is nowhere.
-        verdict: of the gap alone.
-        accuracies: of both.
+        ratios: mean cost of the first over the second, by name, on the instances for which both have one. A cost
+            without such an instance is left out.
+        verdict: verdict on the gap.
+        accuracies: accuracies of both.
     """
 
     budget: int | None
@@ -215,29 +259,43 @@ class Match:
     verdict: Verdict
     accuracies: tuple[float, float]
 
-    def equally_accurate(self, least: float) -> bool:
-        """Whether the interval of the gap lies within `least` of 0, and there are instances enough to say so."""
-        within = max(-self.gap.low, self.gap.high) <= least + ROUNDING
-        return within and self.verdict is not Verdict.TOO_FEW
+    def equally_accurate(self, min_difference: float) -> bool:
+        """Whether the interval of the gap lies within `min_difference` of 0, with enough instances for a verdict."""
+        is_within = max(-self.gap.low, self.gap.high) <= min_difference + ROUNDING
+        return is_within and self.verdict is not Verdict.TOO_FEW
 
 
-def match(first: Point, second: Point, resampler: Resampler, costs: Sequence[str], least: float = 0.0) -> Match:
-    """Compare two strategies at one budget, in accuracy and in these costs."""
+def compare_points(
+    first: Point, second: Point, resampler: Resampler, costs: Sequence[str], min_difference: float = 0.0
+) -> PointComparison:
+    """Compare two strategies at one budget, in accuracy and in these costs.
+
+    Args:
+        first: point of the first strategy.
+        second: point of the second strategy.
+        resampler: resampler of the instances and seeds.
+        costs: names of the costs.
+        min_difference: smallest difference of accuracies that the verdict counts.
+    """
     gap = resampler.estimate(first.correct - second.correct)
     ratios = {}
     for cost in costs:
-        there = ~np.isnan(first.cost(cost)) & ~np.isnan(second.cost(cost))
-        pair = [np.where(there, point.cost(cost), np.nan) for point in (first, second)]
-        if there.any():
-            own, other = (float(np.nanmean(values)) for values in pair)
-            drawn, against = (resampler.means(values) for values in pair)
-            ratios[cost] = resampler.around(float(_ratio(own, other)), _ratio(drawn, against))
-    verdict = _verdict([gap], len(first.correct), least)
-    return Match(first.budget, gap, ratios, verdict, (float(first.correct.mean()), float(second.correct.mean())))
+        has_both = ~np.isnan(first.cost(cost)) & ~np.isnan(second.cost(cost))
+        if not has_both.any():
+            continue
+        first_costs = np.where(has_both, first.cost(cost), np.nan)
+        second_costs = np.where(has_both, second.cost(cost), np.nan)
+        ratio = _divide(np.nanmean(first_costs), np.nanmean(second_costs))
+        resampled_ratios = _divide(resampler.resampled_means(first_costs), resampler.resampled_means(second_costs))
+        ratios[cost] = resampler.estimate_from(float(ratio), resampled_ratios)
+    verdict = _verdict([sign_of(gap, min_difference)], len(first.correct))
+    accuracies = (float(first.correct.mean()), float(second.correct.mean()))
+    return PointComparison(first.budget, gap, ratios, verdict, accuracies)
 
 
-def _ratio(first: ArrayLike, second: ArrayLike) -> Values:
-    """Of costs; two that are 0 are equal, as those of one's own may be."""
-    first, second = np.asarray(first, float), np.asarray(second, float)
-    ratio = np.divide(first, second, out=np.where(first == 0, 1.0, np.inf), where=second != 0)
-    return np.asarray(np.where(np.isnan(first), np.nan, ratio))
+def _divide(first: ArrayLike, second: ArrayLike) -> Values:
+    """Return the ratio of costs. Two costs of 0 are equal; a cost that a study adds may be 0."""
+    dividend = np.asarray(first, float)
+    divisor = np.asarray(second, float)
+    ratio = np.divide(dividend, divisor, out=np.where(dividend == 0, 1.0, np.inf), where=divisor != 0)
+    return np.asarray(np.where(np.isnan(dividend), np.nan, ratio))

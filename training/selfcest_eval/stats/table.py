@@ -1,4 +1,4 @@
-"""Turns stored results into points: accuracy and costs by eval set, strategy and budget, instance by instance."""
+"""Points from stored results: accuracy and costs by eval set, strategy and budget, instance by instance."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 
 @dataclass(frozen=True)
 class Curves:
-    """Everything that was measured on one eval set.
+    """The results of all strategies on one eval set.
 
     Attributes:
         family, size, shift: of the eval set.
-        task_ids, seeds: the rows and columns of every point.
+        task_ids: tasks of the rows of every point.
+        seeds: seeds of the columns of every point.
         strategies: points by strategy, in the order of budgets.
     """
 
@@ -39,12 +40,17 @@ class Curves:
         return f"{self.family} {self.size}" + (" (out of distribution)" if self.shift == "out" else "")
 
     def resampler(self, *, crossed: bool, resamples: int, confidence: float) -> Resampler:
-        sizes = len(self.task_ids), len(self.seeds)
-        return Resampler(*sizes, crossed=crossed, resamples=resamples, confidence=confidence)
+        return Resampler(
+            len(self.task_ids), len(self.seeds), crossed=crossed, resamples=resamples, confidence=confidence
+        )
 
 
 def curves_of(results: Iterable[Result]) -> list[Curves]:
-    """Return the curves of each eval set. Raises `RecordError` that names the results that a strategy lacks."""
+    """Return the curves of each eval set.
+
+    Raises:
+        RecordError: a strategy lacks results that others have; the message names the first.
+    """
     policies: dict[tuple[str, str], list[Result]] = {}
     experts: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -92,14 +98,20 @@ def _point(
     executed = None
     if any(result.executed is not None for result in results):
         executed = to_array(math.nan if r.executed is None else r.executed for r in results)
+    costs_by_name = {}
+    for cost in costs:
+        costs_by_name[cost] = to_array(math.nan if r.costs is None else r.costs[cost] for r in results)
+    scores_by_name = {}
+    for name in scores:
+        scores_by_name[name] = to_array(r.scores[name] for r in results)
     return Point(
         budget,
         to_array(r.grade.correct for r in results),
-        {cost: to_array(math.nan if r.costs is None else r.costs[cost] for r in results) for cost in costs},
-        Counter(r.grade.note for r in results if r.grade.note),
-        {name: to_array(r.scores[name] for r in results) for name in scores},
-        Counter(r.ending for r in results),
-        executed,
+        costs_by_name,
+        notes=Counter(r.grade.note for r in results if r.grade.note),
+        scores=scores_by_name,
+        endings=Counter(r.ending for r in results),
+        executed=executed,
     )
 
 
@@ -126,15 +138,18 @@ def _perfect_execution(results: Sequence[Result], tasks: Sequence[str]) -> dict[
 
 
 def _measured(results: Sequence[Result]) -> list[str]:
-    """Return the scores worth a column: the grader's if some credit is partial, support if all tasks have it."""
-    partial = any(result.grade.score != result.grade.correct for result in results)
-    shared = [name for name in SCORES if all(name in result.scores for result in results)]
-    return [name for name in shared if partial or name != "score"]
+    """Return the scores worth a column: those that all results have, and the grader's if some credit is partial."""
+    is_partial = any(result.grade.score != result.grade.correct for result in results)
+    names = []
+    for name in SCORES:
+        if (is_partial or name != "score") and all(name in result.scores for result in results):
+            names.append(name)
+    return names
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of the table: a strategy at a budget on an eval set. `point` has its counts."""
+    """One line of the table: a strategy at a budget on an eval set, with estimates from its `point`."""
 
     curves: Curves
     strategy: str
@@ -158,32 +173,36 @@ def rows_of(curves: Curves, resampler: Resampler) -> list[TableRow]:
     return sorted(rows, key=lambda row: row.point.order)
 
 
-def by_family(cells: Sequence[Curves]) -> list[Curves]:
+def by_family(curves_of_sets: Sequence[Curves]) -> list[Curves]:
     """Return the curves of each family, with the instances of all its sizes together."""
     families: dict[str, list[Curves]] = {}
-    for curves in cells:
+    for curves in curves_of_sets:
         families.setdefault(curves.family, []).append(curves)
     return [_pooled(of_family) for of_family in families.values()]
 
 
-def _pooled(cells: Sequence[Curves]) -> Curves:
-    first = cells[0]
-    points = {}
-    for strategy, of_first in first.strategies.items():
-        points[strategy] = [
-            _stacked([curves.strategies[strategy][position] for curves in cells]) for position in range(len(of_first))
-        ]
+def _pooled(curves_of_sets: Sequence[Curves]) -> Curves:
+    """Return the curves of several eval sets of one family as those of one."""
+    first = curves_of_sets[0]
+    pooled_points = {}
+    for strategy in first.strategies:
+        points_of_sets = [curves.strategies[strategy] for curves in curves_of_sets]
+        # Point i of every eval set is of the same budget.
+        pooled_points[strategy] = [_stacked(points) for points in zip(*points_of_sets, strict=True)]
     task_ids: list[str] = []
-    for curves in cells:
+    for curves in curves_of_sets:
         # Two sizes may have a task of the same id.
         task_ids += [f"{curves.size} {task_id}" for task_id in curves.task_ids]
-    size = "all sizes" if len(cells) > 1 else first.size
-    return Curves(first.family, size, "in", tuple(task_ids), first.seeds, points)
+    size = "all sizes" if len(curves_of_sets) > 1 else first.size
+    return Curves(first.family, size, "in", tuple(task_ids), first.seeds, pooled_points)
 
 
 def _stacked(points: Sequence[Point]) -> Point:
-    names: dict[str, None] = {}
+    """Return the points of several eval sets at one budget as one point."""
+    correct = np.concatenate([point.correct for point in points])
+    costs: dict[str, Values] = {}
     for point in points:
-        names |= dict.fromkeys(point.costs)
-    costs = {name: np.concatenate([point.cost(name) for point in points]) for name in names}
-    return Point(points[0].budget, np.concatenate([point.correct for point in points]), costs)
+        for name in point.costs:
+            if name not in costs:
+                costs[name] = np.concatenate([point.cost(name) for point in points])
+    return Point(points[0].budget, correct, costs)
