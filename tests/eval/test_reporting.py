@@ -28,7 +28,7 @@ from selfcest_eval.report import page
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.findings import analyze, compare_best_baselines
 from selfcest_eval.report.jobs import JobLog
-from selfcest_eval.report.learning import grouped, learning
+from selfcest_eval.report.learning import group_metrics, learning
 from selfcest_eval.report.page import Trees, delegation_rows, result_rows, source_data
 from selfcest_eval.report.pathologies import (
     MEANINGS,
@@ -38,7 +38,7 @@ from selfcest_eval.report.pathologies import (
     Detection,
     Location,
     Occurrence,
-    Pathologies,
+    PathologyCounter,
     ignored_replies,
     redundant_objectives,
     refused_reads,
@@ -162,10 +162,10 @@ def test_never_and_always_are_of_a_family_with_several_sizes_and_episodes_enough
     alone, helped = agent(ROOT, said("ans")), agent(ROOT, said("c", A), said("1"))
 
     def count(*plays: tuple[str, bool, float], limits: Limits | None = None) -> dict[tuple[str, str], Count]:
-        found = Pathologies()
+        found = PathologyCounter()
         for i, (size, delegates, reward) in enumerate(plays):
             agents = (helped, clone(A, "a", "1")) if delegates else (alone,)
-            found.episode("p", "f", size, Path("r"), episode(*agents, reward=reward, limits=limits, name=f"e{i}"))
+            found.add_episode("p", "f", size, Path("r"), episode(*agents, reward=reward, limits=limits, name=f"e{i}"))
         return found.finish()
 
     half = MIN_EPISODES // 2
@@ -183,13 +183,13 @@ def test_never_and_always_are_of_a_family_with_several_sizes_and_episodes_enough
 
 
 def test_groups_are_equal_where_nobody_earns_more_and_the_worst_of_a_pathology_is_the_severest() -> None:
-    found = Pathologies()
-    found.group("variant", Path("x"), group(three_agents("a", 1.0), three_agents("b", 1.0)))
-    found.group("variant", Path("x"), group(three_agents("c", 1.0), three_agents("d", 0.0)))
+    found = PathologyCounter()
+    found.add_group("variant", Path("x"), group(three_agents("a", 1.0), three_agents("b", 1.0)))
+    found.add_group("variant", Path("x"), group(three_agents("c", 1.0), three_agents("d", 0.0)))
     clones = (clone(A, "a", "1"), clone(B, "A", "2"), clone(C, "a ", "3"))
     for name, reward, called in (("e0", 0.0, (A, B)), ("e1", 1.0, (A, B, C)), ("e2", 0.0, (A, B, C))):
         root = agent(ROOT, said("c", *called), said("1 2 3"))
-        found.episode("p", "f", "s", Path("y"), episode(root, *clones[: len(called)], reward=reward, name=name))
+        found.add_episode("p", "f", "s", Path("y"), episode(root, *clones[: len(called)], reward=reward, name=name))
     counts = found.finish()
     assert list(counts) == [("redundant objectives", "p"), ("ignored replies", "p"), ("equal groups", "variant")]
     equal, redundant = counts["equal groups", "variant"], counts["redundant objectives", "p"]
@@ -231,7 +231,7 @@ def test_curves_are_means_over_seeds_in_bins_of_steps_with_throughput() -> None:
     assert last.high - last.mean == pytest.approx(12.706 * math.sqrt(0.5) / math.sqrt(2), rel=1e-4), "t, one degree"
     assert [b.estimate.mean for b in found["tokens_per_cpu_second"].bins] == [100.0, 100.0]
     assert found["return"].seeds == (0, 1)
-    assert grouped(list(found.values())) == {
+    assert group_metrics(list(found.values())) == {
         "What it earns": ["return", "term/x"],
         "Throughput": ["tokens_per_cpu_second"],
     }

@@ -49,7 +49,7 @@ from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
-from selfcest_eval.report.reading import players
+from selfcest_eval.report.reading import describe_players
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.stats.frontier import Verdict, compare_frontiers, compare_points
 from selfcest_eval.stats.statistics import Estimate
@@ -1037,7 +1037,7 @@ def test_who_plays_is_said_by_folder_or_by_name_and_options(tmp_path: Path) -> N
     served = [{"name": "server", "options": {"server": {"base_url": "http://a/v1", "model": m}}} for m in "xy"]
     strategies = {"delegate": {}, "map_reduce": {"policy": served[0]}, "monolithic": {"policy": served[1]}}
     data = small(tmp_path, policy={"name": "model", "options": {"folder": "runs/a"}}, strategies=strategies)
-    assert players(parse_as(StudyConfig, data)) == (
+    assert describe_players(parse_as(StudyConfig, data)) == (
         "Played by `runs/a`: delegate; "
         "`server {'server': {'base_url': 'http://a/v1', 'model': 'x'}}`: map_reduce; "
         "`server {'server': {'base_url': 'http://a/v1', 'model': 'y'}}`: monolithic."

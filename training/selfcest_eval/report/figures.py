@@ -18,30 +18,42 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKS = "os^Dv*"  # as many as colours: no meaning hangs on colour alone
+# As many as colours, so that nothing is told by colour only.
+MARKS = "os^Dv*"
 _COLUMNS = 3
 
 
 def learning_figure(series: Sequence[Series], metrics: Sequence[str], paths: Sequence[Path]) -> None:
-    """A panel a metric against steps: the mean over seeds, its interval as a band, single seeds as thin lines."""
-    figure, panels = _panels(len(metrics))
-    variants = list(dict.fromkeys(one.variant for one in series))
+    """Draw each metric against steps, in a panel of its own.
+
+    The mean over seeds is a line, its interval a band, and single seeds are thin lines.
+    """
+    figure, panels = _make_panels(len(metrics))
+    variants = list(dict.fromkeys(curve.variant for curve in series))
     for axis, metric in zip(panels, metrics, strict=True):
-        for one in series:
-            if one.metric == metric:
-                _curve(axis, one, variants.index(one.variant))
+        for curve in series:
+            if curve.metric == metric:
+                _draw_curve(axis, curve, _colour(variants.index(curve.variant)))
         axis.set(title=title(metric), xlabel="step")
-    _finish(figure, panels, paths)
+    _save(figure, panels, paths)
 
 
-def _curve(axis: Axes, series: Series, place: int) -> None:
-    colour, steps = SERIES[place % len(SERIES)].light, [b.step for b in series.bins]
-    for i in range(len(series.seeds) if len(series.seeds) > 1 else 0):
-        axis.plot(steps, [b.seeds[i] for b in series.bins], color=colour, linewidth=0.6, alpha=0.5)
-    axis.plot(steps, [b.estimate.mean for b in series.bins], color=colour, linewidth=1.8, label=series.variant)
-    if not math.isnan(series.bins[0].estimate.low):
-        low, high = ([getattr(b.estimate, end) for b in series.bins] for end in ("low", "high"))
-        axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+def _colour(index: int) -> str:
+    return SERIES[index % len(SERIES)].light
+
+
+def _draw_curve(axis: Axes, series: Series, colour: str) -> None:
+    steps = [curve_bin.step for curve_bin in series.bins]
+    estimates = [curve_bin.estimate for curve_bin in series.bins]
+    if len(series.seeds) > 1:
+        for values in zip(*(curve_bin.seeds for curve_bin in series.bins), strict=True):
+            axis.plot(steps, values, color=colour, linewidth=0.6, alpha=0.5)
+    axis.plot(steps, [estimate.mean for estimate in estimates], color=colour, linewidth=1.8, label=series.variant)
+    # One seed has no interval.
+    if not math.isnan(estimates[0].low):
+        lows = [estimate.low for estimate in estimates]
+        highs = [estimate.high for estimate in estimates]
+        axis.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
 def frontier_figure(
@@ -59,12 +71,12 @@ def frontier_figure(
         cell_rows: the table, a row for each cell, strategy and budget.
         family_rows: the same for each family with all its sizes together.
         labels: names of strategies in tables.
-        cost: its name.
+        cost: name of the cost.
         paths: of the files.
     """
     families = list(dict.fromkeys(row.curves.family for row in cell_rows))
     strategies = list(dict.fromkeys(row.strategy for row in cell_rows))
-    figure, panels = _panels(len(families))
+    figure, panels = _make_panels(len(families))
     for axis, family in zip(panels, families, strict=True):
         has_budgets = len({row.point.budget for row in family_rows if row.curves.family == family}) > 1
         rows = [row for row in (family_rows if has_budgets else cell_rows) if row.curves.family == family]
@@ -76,25 +88,22 @@ def frontier_figure(
                 is_oracle = labels[strategy] != strategy
                 _draw_points(axis, points, cost, index, label=labels[strategy], dashed=is_oracle)
         axis.set(title=family, xlabel=cost_name(cost), ylabel="accuracy", ylim=(-0.03, 1.05))
-    _finish(figure, panels, paths)
+    _save(figure, panels, paths)
 
 
 def _draw_points(axis: Axes, rows: Sequence[TableRow], cost: str, index: int, *, label: str, dashed: bool) -> None:
-    means = [row.accuracy.mean for row in rows]
-    # An interval of two seeds knows no bounds, and one of a single seed is missing.
-    lows = [
-        min(max(row.accuracy.low, 0.0), 1.0) if math.isfinite(row.accuracy.low) else row.accuracy.mean for row in rows
-    ]
-    highs = [
-        min(max(row.accuracy.high, 0.0), 1.0) if math.isfinite(row.accuracy.high) else row.accuracy.mean for row in rows
-    ]
-    below = [abs(mean - low) for mean, low in zip(means, lows, strict=True)]
-    above = [abs(high - mean) for mean, high in zip(means, highs, strict=True)]
+    below: list[float] = []
+    above: list[float] = []
+    for row in rows:
+        # A t interval of two seeds may exceed 0 and 1, and a single seed has none.
+        for end, lengths in ((row.accuracy.low, below), (row.accuracy.high, above)):
+            bounded = min(max(end, 0.0), 1.0) if math.isfinite(end) else row.accuracy.mean
+            lengths.append(abs(row.accuracy.mean - bounded))
     axis.errorbar(
         [row.costs[cost].mean for row in rows],
-        means,
+        [row.accuracy.mean for row in rows],
         yerr=[below, above],
-        color=SERIES[index % len(SERIES)].light,
+        color=_colour(index),
         marker=MARKS[index % len(MARKS)],
         markersize=6,
         capsize=3,
@@ -105,30 +114,34 @@ def _draw_points(axis: Axes, rows: Sequence[TableRow], cost: str, index: int, *,
 
 
 def delegation_figure(shares: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> None:
-    """The share of instances delegated by size, a panel a family, dashed before RL.
+    """Draw the share of instances delegated by size, a panel for each family; dashed before RL.
 
     Args:
-        shares: of `page.delegation_rows`.
-        paths: where to.
+        shares: the rows of `page.delegation_rows`.
+        paths: of the files.
     """
     families = list(dict.fromkeys(row["family"] for row in shares))
     strategies = list(dict.fromkeys(row["strategy"] for row in shares))
-    figure, panels = _panels(len(families))
+    figure, panels = _make_panels(len(families))
     for axis, family in zip(panels, families, strict=True):
-        for place, strategy in enumerate(strategies):
-            found = [row for row in shares if (row["family"], row["strategy"]) == (family, strategy)]
-            if found:
-                style, colour = ("--" if found[0]["before"] else "-"), SERIES[place % len(SERIES)].light
+        for index, strategy in enumerate(strategies):
+            rows = [row for row in shares if (row["family"], row["strategy"]) == (family, strategy)]
+            if rows:
                 axis.plot(
-                    [row["size"] for row in found], [row["share"][0] for row in found], style, color=colour,
-                    marker=MARKS[place % len(MARKS)], label=strategy,
-                )  # fmt: skip
+                    [row["size"] for row in rows],
+                    [row["share"][0] for row in rows],
+                    "--" if rows[0]["before"] else "-",
+                    color=_colour(index),
+                    marker=MARKS[index % len(MARKS)],
+                    label=strategy,
+                )
         axis.set(title=family, xlabel="size", ylabel="share delegated", ylim=(-0.03, 1.05))
-    _finish(figure, panels, paths)
+    _save(figure, panels, paths)
 
 
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure  # slow to import, and only figures need it
+def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
+    # matplotlib is slow to import, and only figures need it.
+    from matplotlib.figure import Figure
 
     columns = min(_COLUMNS, count)
     rows = -(-count // columns)
@@ -140,7 +153,8 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-def _finish(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None:
+def _save(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None:
+    """Style the panels, add one legend for all of them, and write the files."""
     import matplotlib as mpl
 
     for axis in panels:
@@ -149,11 +163,15 @@ def _finish(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> No
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=9, colors=MUTED.light)
         axis.spines[["top", "right"]].set_visible(False)
-    handles = {label: h for axis in panels for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    handles = {}
+    for axis in panels:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles[label] = handle
     if handles:
         figure.legend(handles.values(), handles.keys(), fontsize=9, loc="outside lower center", ncols=3, frameon=False)
     for path in paths:
         kind = path.suffix.removeprefix(".")
         with atomic_write(path) as partial, mpl.rc_context({"svg.hashsalt": "selfcest", "svg.fonttype": "none"}):
+            # Dates and versions would change the file at every run.
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
             figure.savefig(partial, dpi=160, format=kind, metadata=metadata)

@@ -1,23 +1,22 @@
-"""Learning curves of every number that jobs have logged: by variant, in bins of steps, mean and interval over seeds."""
+"""Learning curves of the metrics that jobs have logged: by variant, in bins of steps, with intervals over seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from selfcest_eval.report.jobs import JobLog
+from selfcest_eval.report.jobs import JobLog, Metrics
 from selfcest_eval.report.tables import write_csv
 from selfcest_eval.stats.statistics import Estimate, over_seeds
 
-BINS = 60  # at most: more are not seen, and noise of single steps hides the course
+MAX_BINS = 60  # more cannot be told apart, and the noise of single steps hides the trend
 
-# Panels of the page by group, each a name of a metric or the beginning of several; what is in none goes to "Everything
-# else". A row is in the log of its stage alone.
+# Panels of the page by group. An entry is the name of a metric, or the beginning of several where it ends in a slash.
+# Further metrics go to "Everything else".
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "What it earns": ("return", "correct", "term/"),
     "What it costs": ("total_tokens", "critical_path", "clones", "failed_clones", "answered"),
@@ -62,7 +61,14 @@ _KEYS = ("stage", "step", "sampled_tokens", "compute_tokens", "scored_tokens", "
 
 @dataclass(frozen=True)
 class CurveBin:
-    """A bin: steps, tokens sampled so far in the stage, and the metric; by seed, and its mean with an interval."""
+    """A bin of steps.
+
+    Attributes:
+        step: mean of its steps.
+        sampled: mean of the tokens that the stage had sampled.
+        seeds: mean of the metric for each seed.
+        estimate: mean of the metric over seeds, with its interval.
+    """
 
     step: float
     sampled: float
@@ -75,9 +81,9 @@ class Series:
     """One metric of one variant.
 
     Attributes:
-        variant, stage, metric: which; the stage is `warmstart`, `probe` or `rl`.
-        seeds: those that have it, as the values of every bin.
-        bins: in order. One that some seed has not reached is left out, so that every mean is over the same seeds.
+        variant, stage, metric: the stage is `warmstart`, `probe` or `rl`.
+        seeds: seeds that have logged the metric, in the order of `CurveBin.seeds`.
+        bins: bins in order. One that some seed has not reached is left out, so every mean is over the same seeds.
     """
 
     variant: str
@@ -88,45 +94,50 @@ class Series:
 
 
 def learning(jobs: Sequence[JobLog], stage: str = "rl") -> list[Series]:
-    """Every metric of a stage, by variant, in the order in which jobs have logged them."""
-    found = []
+    """Return every metric of a stage, by variant, in the order in which jobs have logged them."""
+    series = []
     for variant in dict.fromkeys(job.variant for job in jobs):
-        runs = {job.seed: list(_of_stage(job.rows, stage)) for job in jobs if job.variant == variant}
-        runs = {seed: rows for seed, rows in runs.items() if rows}
-        names = dict.fromkeys(name for rows in runs.values() for row in rows for name in row if name not in _KEYS)
-        for name in names:
-            if series := _series(variant, stage, name, runs):
-                found.append(series)
-    return found
+        rows_by_metric: dict[str, dict[int, list[Metrics]]] = {}
+        for job in jobs:
+            if job.variant == variant:
+                for row in _select_stage(job.rows, stage):
+                    for metric in row:
+                        rows_by_metric.setdefault(metric, {}).setdefault(job.seed, []).append(row)
+        for metric, rows_by_seed in rows_by_metric.items():
+            bins = _make_bins(metric, list(rows_by_seed.values())) if metric not in _KEYS else []
+            if bins:
+                series.append(Series(variant, stage, metric, tuple(rows_by_seed), tuple(bins)))
+    return series
 
 
-def _of_stage(rows: Sequence[Mapping[str, Any]], stage: str) -> Iterator[dict[str, Any]]:
-    """Rows of a stage, whose sampled tokens begin at 0, with the throughput since the row before."""
-    before = max((row["sampled_tokens"] for row in rows if row["stage"] != stage), default=0) if stage == "rl" else 0
+def _select_stage(rows: Sequence[Metrics], stage: str) -> Iterator[Metrics]:
+    """Yield the rows of a stage, whose sampled tokens begin at 0, with the throughput since the row before."""
+    before = 0
+    if stage == "rl":
+        before = max((row["sampled_tokens"] for row in rows if row["stage"] != stage), default=0)
     first = {"cpu_seconds": 0.0, "compute_tokens": 0}
     for last, row in pairwise([first, *rows]):
         if row["stage"] == stage:
+            selected = {**row, "sampled_tokens": row["sampled_tokens"] - before}
             seconds = row["cpu_seconds"] - last["cpu_seconds"]
-            speed = (row["compute_tokens"] - last["compute_tokens"]) / seconds if seconds > 0 else None
-            rate = {"tokens_per_cpu_second": speed} if speed is not None else {}
-            yield {**row, "sampled_tokens": row["sampled_tokens"] - before, **rate}
+            if seconds > 0:
+                selected["tokens_per_cpu_second"] = (row["compute_tokens"] - last["compute_tokens"]) / seconds
+            yield selected
 
 
-def _series(variant: str, stage: str, name: str, runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> Series | None:
-    having = {seed: [row for row in rows if name in row] for seed, rows in runs.items()}
-    having = {seed: rows for seed, rows in having.items() if rows}
-    steps = sorted({row["step"] for rows in having.values() for row in rows})
-    edges = [list(part) for part in np.array_split(steps, min(BINS, len(steps)))]
+def _make_bins(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> list[CurveBin]:
+    """Return the bins of steps that every seed has reached."""
+    steps = sorted({row["step"] for row in chain.from_iterable(rows_of_seeds)})
     bins = []
-    for part in edges:
-        inside = [[row for row in rows if part[0] <= row["step"] <= part[-1]] for rows in having.values()]
+    for part in np.array_split(steps, min(MAX_BINS, len(steps))):
+        inside = [[row for row in rows if part[0] <= row["step"] <= part[-1]] for rows in rows_of_seeds]
         if all(inside):
-            values = tuple(float(np.mean([row[name] for row in rows])) for rows in inside)
-            step, sampled = (
-                float(np.mean([row[key] for rows in inside for row in rows])) for key in ("step", "sampled_tokens")
-            )
-            bins.append(CurveBin(step, sampled, values, over_seeds(values)))
-    return Series(variant, stage, name, tuple(having), tuple(bins)) if bins else None
+            means = tuple(float(np.mean([row[metric] for row in rows])) for rows in inside)
+            all_rows = list(chain.from_iterable(inside))
+            step = float(np.mean([row["step"] for row in all_rows]))
+            sampled = float(np.mean([row["sampled_tokens"] for row in all_rows]))
+            bins.append(CurveBin(step, sampled, means, over_seeds(means)))
+    return bins
 
 
 def first_and_last(series: Series) -> tuple[Estimate, Estimate]:
@@ -134,7 +145,7 @@ def first_and_last(series: Series) -> tuple[Estimate, Estimate]:
     tenth = max(1, len(series.bins) // 10)
     estimates = []
     for bins in (series.bins[:tenth], series.bins[-tenth:]):
-        values_by_seed = zip(*(b.seeds for b in bins), strict=True)
+        values_by_seed = zip(*(curve_bin.seeds for curve_bin in bins), strict=True)
         estimates.append(over_seeds([float(np.mean(values)) for values in values_by_seed]))
     return estimates[0], estimates[1]
 
@@ -163,27 +174,29 @@ def write_learning_csv(curves: Sequence[Series], path: Path) -> None:
     """Write a row for each variant, metric, bin and seed."""
     rows = []
     for series in curves:
-        for b in series.bins:
-            for seed, value in zip(series.seeds, b.seeds, strict=True):
-                rows.append([series.variant, series.metric, seed, b.step, b.sampled, value])
+        for curve_bin in series.bins:
+            for seed, value in zip(series.seeds, curve_bin.seeds, strict=True):
+                rows.append([series.variant, series.metric, seed, curve_bin.step, curve_bin.sampled, value])
     write_csv(path, ["variant", "metric", "seed", "step", "sampled_tokens", "value"], rows)
 
 
-def grouped(series: Sequence[Series]) -> dict[str, list[str]]:
-    """Metrics by group of the page, in order."""
-    names, left = dict.fromkeys(one.metric for one in series), dict.fromkeys(one.metric for one in series)
-    found: dict[str, list[str]] = {}
-    for group, wanted in GROUPS.items():
-        for want in wanted:
-            for name in names:
-                if (name == want or (want.endswith("/") and name.startswith(want))) and name in left:
-                    del left[name]
-                    found.setdefault(group, []).append(name)
-    return found | ({"Everything else": list(left)} if left else {})
+def group_metrics(series: Sequence[Series]) -> dict[str, list[str]]:
+    """Return the metrics by group of the page, in order."""
+    ungrouped = list(dict.fromkeys(curve.metric for curve in series))
+    metrics_by_group: dict[str, list[str]] = {}
+    for group, entries in GROUPS.items():
+        for entry in entries:
+            metrics = [name for name in ungrouped if name == entry or (entry[-1] == "/" and name.startswith(entry))]
+            ungrouped = [name for name in ungrouped if name not in metrics]
+            if metrics:
+                metrics_by_group.setdefault(group, []).extend(metrics)
+    if ungrouped:
+        metrics_by_group["Everything else"] = ungrouped
+    return metrics_by_group
 
 
 def title(metric: str) -> str:
-    """What a panel is called."""
+    """Return the title of a metric's panel."""
     if metric.startswith("term/"):
         return f"Return by term: {metric.removeprefix('term/')}"
     return TITLES.get(metric, metric)

@@ -19,7 +19,7 @@ from selfcest_eval.play.costs import at_most, cost_name
 from selfcest_eval.report.figures import delegation_figure, frontier_figure, learning_figure
 from selfcest_eval.report.findings import ReportRows
 from selfcest_eval.report.jobs import JobLog
-from selfcest_eval.report.learning import Series, grouped, learning, title, write_learning_csv
+from selfcest_eval.report.learning import Series, group_metrics, learning, title, write_learning_csv
 from selfcest_eval.report.pathologies import MEANINGS, Occurrence
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import interval_heads, write_csv
@@ -280,7 +280,7 @@ def _learning_data(series: Sequence[Series]) -> dict[str, Any]:
     return {
         "groups": [
             {"name": name, "panels": [{"metric": m, "title": title(m)} for m in metrics]}
-            for name, metrics in grouped(series).items()
+            for name, metrics in group_metrics(series).items()
         ],
         "variants": list(dict.fromkeys(one.variant for one in series)),
         "series": [
@@ -327,7 +327,7 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
 
     series = learning(source.jobs)
     if series:
-        metrics = list(chain.from_iterable(grouped(series).values()))
+        metrics = list(chain.from_iterable(group_metrics(series).values()))
         learning_figure(series, metrics[:FIGURE_METRICS], add_pictures("learning"))
         write_learning_csv(series, add_path("learning.csv"))
     if data["rows"]:

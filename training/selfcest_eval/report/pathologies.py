@@ -1,4 +1,4 @@
-"""What goes wrong in delegation, each defined once as a function of records, and counted.
+"""Pathologies of delegation, each defined once as a function of records, and counted.
 
 Of one episode: serial collapse, redundant objectives, ignored replies, calls or reads refused without recovery. Of all
 episodes of a policy on a family: never or always delegating. Of a training group: nothing to learn from.
@@ -16,25 +16,26 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Fault, Outcome, Status, TurnFacts
 from selfcest_training.run.metrics import equal_returns
 
-MIN_EPISODES = 20  # of a policy on a family; with fewer nothing is said of never and always
+MIN_EPISODES = 20  # of a policy on a family, below which "never" and "always" are not counted
 
 MEANINGS = MappingProxyType(
     {
         "never delegates": "No episode of the family has a clone, though its limits allow them and it has several "
         f"sizes, and at least {MIN_EPISODES} episodes were played. Counted in families.",
-        "always delegates": "Likewise, every episode has one.",
-        "serial collapse": "An agent that may call several clones at once calls twice or more, and no call of its has "
-        "more than one clone: nothing runs in parallel. Of episodes in which some agent calls twice.",
+        "always delegates": "Likewise, every episode has a clone.",
+        "serial collapse": "An agent that may call several clones at once calls twice or more, and none of its calls "
+        "has more than one clone: nothing runs in parallel. Of episodes in which some agent calls twice.",
         "redundant objectives": "Two clones of one call have the same objective, up to case and spaces, and the same "
         "documents. Of episodes in which some call has two clones.",
-        "ignored replies": "The root goes on after a call, and nothing that it writes later contains any word of the "
-        "reply of some clone of that call. Words are runs of letters and digits, and may be parts of longer ones; who "
-        "uses a reply without writing it down is counted too. Of episodes in which the root goes on after a reply.",
+        "ignored replies": "The root continues after a call, and nothing that it writes later contains any word of the "
+        "reply of some clone of that call. Words are runs of letters and digits, and may be parts of longer ones; a "
+        "root that uses a reply without writing it down is counted too. Of episodes in which the root continues after "
+        "a reply.",
         "refused without recovery": "An agent's call for clones is refused, whole or in part, and the agent ends "
         "without an answer. Of episodes with a refused call.",
         "refused reads": "An agent's read of documents is refused, and the agent ends without an answer. Of episodes "
-        "with a refused read. Records do not name the tool: who has both, and is refused for what both can be refused "
-        "for, is counted here and among calls in neither.",
+        "with a refused read. Records do not name the tool: an agent with both tools, whose refusal fits both, is "
+        "counted neither here nor among calls.",
         "equal groups": "All episodes of a training group earn the same, so that no credit relative to the group "
         "learns from it. Of the groups that the run has stored.",
     }
@@ -43,7 +44,7 @@ MEANINGS = MappingProxyType(
 
 @dataclass(frozen=True)
 class Location:
-    """A turn of an episode that shows a pathology, and how much of it there is (more is worse)."""
+    """A turn of an episode that shows a pathology, and its severity: more is worse."""
 
     agent_id: AgentId
     turn: int
@@ -52,90 +53,95 @@ class Location:
 
 @dataclass(frozen=True)
 class Detection:
-    """One episode looked at for one pathology: whether it could be there, and where it is worst if it is."""
+    """One pathology in one episode: whether the episode could have it, and where it is worst if it has."""
 
     possible: bool
     location: Location | None = None
 
 
 def serial_collapse(record: EpisodeRecord) -> Detection:
-    """Agents that call twice or more, one clone at a time; severity: calls."""
-    locations, possible = [], False
+    """Find agents that call twice or more, one clone at a time. Severity: their calls."""
+    locations = []
+    is_possible = False
     for agent in record.agents:
-        calls = [(turn, len(found.facts.children)) for turn, found in enumerate(agent.turns) if found.facts.children]
+        calls = [index for index, turn in enumerate(agent.turns) if turn.facts.children]
         if len(calls) > 1 and record.limits.max_clones_per_call != 1:
-            possible = True
-            if all(clones == 1 for _, clones in calls):
-                locations.append(Location(agent.agent_id, calls[0][0], len(calls)))
-    return Detection(possible, _worst(locations))
+            is_possible = True
+            if all(len(agent.turns[index].facts.children) == 1 for index in calls):
+                locations.append(Location(agent.agent_id, calls[0], len(calls)))
+    return Detection(is_possible, _find_worst(locations))
 
 
 def redundant_objectives(record: EpisodeRecord) -> Detection:
-    """Clones of a call that another one of that call makes superfluous; severity: how many."""
-    locations, possible = [], False
+    """Find clones of a call that another clone of that call makes superfluous. Severity: their number."""
+    locations = []
+    is_possible = False
     for agent in record.agents:
-        for turn, found in enumerate(agent.turns):
-            clones = [record.by_id[child] for child in found.facts.children]
-            asked = {(" ".join(c.objective.casefold().split()), frozenset(c.shared_context)) for c in clones}
-            possible |= len(clones) > 1
-            if len(asked) < len(clones):
-                locations.append(Location(agent.agent_id, turn, len(clones) - len(asked)))
-    return Detection(possible, _worst(locations))
+        for index, turn in enumerate(agent.turns):
+            clones = [record.by_id[child] for child in turn.facts.children]
+            requests = {(" ".join(c.objective.casefold().split()), frozenset(c.shared_context)) for c in clones}
+            is_possible |= len(clones) > 1
+            if len(requests) < len(clones):
+                locations.append(Location(agent.agent_id, index, len(clones) - len(requests)))
+    return Detection(is_possible, _find_worst(locations))
 
 
 def ignored_replies(record: EpisodeRecord) -> Detection:
-    """Replies of which the root writes no word afterwards; severity: how many of a call."""
-    locations, possible, turns = [], False, record.root.turns
-    for turn, found in enumerate(turns[:-1]):  # after the last turn nobody goes on
-        later = " ".join(other.generation.text for other in turns[turn + 1 :]).casefold()
-        replies = [_words(record.by_id[child].reply or "") for child in found.facts.children]
-        possible |= any(replies)
-        ignored = sum(bool(reply) and not any(word in later for word in reply) for reply in replies)
-        if ignored:
-            locations.append(Location(ROOT, turn, ignored))
-    return Detection(possible, _worst(locations))
+    """Find replies of which the root writes no word afterwards. Severity: their number in one call."""
+    locations = []
+    is_possible = False
+    turns = record.root.turns
+    # After its last turn the root writes nothing, so that call is left out.
+    for index, turn in enumerate(turns[:-1]):
+        later_text = " ".join(later.generation.text for later in turns[index + 1 :]).casefold()
+        replies = [_words(record.by_id[child].reply or "") for child in turn.facts.children]
+        is_possible |= any(replies)
+        num_ignored = sum(bool(reply) and not any(word in later_text for word in reply) for reply in replies)
+        if num_ignored:
+            locations.append(Location(ROOT, index, num_ignored))
+    return Detection(is_possible, _find_worst(locations))
 
 
 def refused_without_recovery(record: EpisodeRecord) -> Detection:
-    """Refused calls for clones of agents that never answer; severity: calls."""
-    return _never_answered(record, "call")
+    """Find refused calls for clones of agents that never answer. Severity: the calls of one agent."""
+    return _find_unanswered_refusals(record, "call")
 
 
 def refused_reads(record: EpisodeRecord) -> Detection:
-    """Refused reads of agents that never answer; severity: reads."""
-    return _never_answered(record, "read")
+    """Find refused reads of agents that never answer. Severity: the reads of one agent."""
+    return _find_unanswered_refusals(record, "read")
 
 
-def _never_answered(record: EpisodeRecord, tool: str) -> Detection:
-    locations, possible = [], False
-    reading = record.limits.reading and bool(record.task.context)
+def _find_unanswered_refusals(record: EpisodeRecord, tool: str) -> Detection:
+    locations = []
+    is_possible = False
+    limits = record.limits
+    can_read = limits.reading and bool(record.task.context)
     for agent in record.agents:
-        calling = record.limits.delegation and (
-            record.limits.max_depth is None or agent.agent_id.depth < record.limits.max_depth
-        )
-        refused = [i for i, turn in enumerate(agent.turns) if _refused(turn.facts, calling, reading) == tool]
-        possible |= bool(refused)
+        can_call = limits.delegation and (limits.max_depth is None or agent.agent_id.depth < limits.max_depth)
+        refused = [i for i, turn in enumerate(agent.turns) if _refused_tool(turn.facts, can_call, can_read) == tool]
+        is_possible |= bool(refused)
         if refused and agent.status is not Status.ANSWERED:
             locations.append(Location(agent.agent_id, refused[0], len(refused)))
-    return Detection(possible, _worst(locations))
+    return Detection(is_possible, _find_worst(locations))
 
 
-def _refused(facts: TurnFacts, calling: bool, reading: bool) -> str | None:
-    """What was refused, as far as a record tells: by the fault, else by the one tool that the agent has."""
+def _refused_tool(facts: TurnFacts, can_call: bool, can_read: bool) -> str | None:
+    """Return the refused tool as far as a record tells it: by the fault, else by the only tool of the agent."""
     if facts.refused or facts.fault is Fault.TOO_MANY_CLONES:
         return "call"
     if facts.fault is Fault.TOO_MANY_READS:
         return "read"
-    if facts.outcome is not Outcome.REFUSED or (calling and reading):
+    if facts.outcome is not Outcome.REFUSED or (can_call and can_read):
         return None
-    return "read" if reading else "call"
+    return "read" if can_read else "call"
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text.casefold()))
 
 
-def _worst(locations: Iterable[Location]) -> Location | None:
+def _find_worst(locations: Iterable[Location]) -> Location | None:
     return max(locations, key=lambda location: location.severity, default=None)
 
 
@@ -152,7 +158,7 @@ OF_EPISODES: Mapping[str, Callable[[EpisodeRecord], Detection]] = MappingProxyTy
 
 @dataclass(frozen=True)
 class Occurrence:
-    """A turn of an episode that is stored in `file`, and in words what the episode was played as."""
+    """A turn of an episode that is stored in `file`, and in words the strategy and the eval set that it belongs to."""
 
     file: Path
     record: EpisodeRecord
@@ -163,25 +169,35 @@ class Occurrence:
 
 @dataclass
 class Count:
-    """How often a pathology was seen, of how often it could have been, and the worst place."""
+    """The occurrences of a pathology, of all that were possible, and the worst occurrence."""
 
     found: int = 0
     possible: int = 0
     worst: Occurrence | None = None
     _rank: tuple[float, ...] = ()
 
-    def add(self, place: Occurrence | None, rank: tuple[float, ...] = ()) -> None:
-        """One more that could have been; with a place it was. The highest rank is the worst, of equals the first."""
+    def add(self, occurrence: Occurrence | None, rank: tuple[float, ...] = ()) -> None:
+        """Count one possible occurrence; `None`: the pathology was absent.
+
+        The occurrence with the highest rank is the worst, of equal ones the first.
+        """
         self.possible += 1
-        if place is not None:
+        if occurrence is not None:
             self.found += 1
             if self.worst is None or rank > self._rank:
-                self.worst, self._rank = place, rank
+                self.worst = occurrence
+                self._rank = rank
 
 
 @dataclass
-class _Family:
-    """Episodes of one policy on one family."""
+class _FamilyCounts:
+    """The episodes of one policy on one family.
+
+    Attributes:
+        sizes: their sizes.
+        episodes, delegated: how many there are, and how many have a clone.
+        poorest: by whether they have a clone, the lowest return and its episode.
+    """
 
     sizes: set[str] = field(default_factory=set)
     episodes: int = 0
@@ -189,43 +205,45 @@ class _Family:
     poorest: dict[bool, tuple[float, Occurrence]] = field(default_factory=dict)
 
 
-class Pathologies:
-    """Counts, of episodes as they are read one by one; it keeps the worst of each alone.
+class PathologyCounter:
+    """Counts of pathologies, over episodes that are read one by one. It keeps only the worst episode of each.
 
     Attributes:
-        counts: by pathology and whose it is: a strategy's, or a variant's for groups.
+        counts: by pathology and owner: a strategy, or for training groups a variant.
     """
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Count] = {}
-        self._families: dict[tuple[str, str], _Family] = {}
+        self._families: dict[tuple[str, str], _FamilyCounts] = {}
 
-    def episode(self, owner: str, family: str, size: str, file: Path, record: EpisodeRecord) -> None:
-        """Look at one evaluated episode of a policy."""
+    def add_episode(self, owner: str, family: str, size: str, file: Path, record: EpisodeRecord) -> None:
+        """Count the pathologies of one evaluated episode of a strategy."""
         played_as = f"{owner} on {family} {size}"
-        for name, look in OF_EPISODES.items():
-            detection = look(record)
-            if detection.possible:
-                location = detection.location
-                place = Occurrence(file, record, played_as, location.agent_id, location.turn) if location else None
-                self._count(name, owner).add(place, (location.severity, -record.team_return) if location else ())
+        for name, detect in OF_EPISODES.items():
+            detection = detect(record)
+            location = detection.location
+            if location is not None:
+                occurrence = Occurrence(file, record, played_as, location.agent_id, location.turn)
+                self._count(name, owner).add(occurrence, (location.severity, -record.team_return))
+            elif detection.possible:
+                self._count(name, owner).add(None)
         if record.limits.delegation and record.root.turns:
-            self._remember(owner, family, size, Occurrence(file, record, played_as))
+            self._add_to_family(owner, family, size, Occurrence(file, record, played_as))
 
-    def group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
-        """Look at one training group of a variant; the worst is the one that cost most."""
-        place = Occurrence(file, group.episodes[0], f"{owner} in training") if equal_returns(group) else None
-        cost = sum(episode.cost.generated_tokens for episode in group.episodes)
-        self._count("equal groups", owner).add(place, (cost,))
+    def add_group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
+        """Count one training group of a variant. The worst group is the one with the most generated tokens."""
+        occurrence = Occurrence(file, group.episodes[0], f"{owner} in training") if equal_returns(group) else None
+        tokens = sum(episode.cost.generated_tokens for episode in group.episodes)
+        self._count("equal groups", owner).add(occurrence, (tokens,))
 
     def finish(self) -> dict[tuple[str, str], Count]:
-        """All counts, once every episode has been looked at."""
+        """Return all counts, after the last episode."""
         for (owner, _), family in self._families.items():
             if len(family.sizes) > 1 and family.episodes >= MIN_EPISODES:
-                for name, share in (("never delegates", 0), ("always delegates", family.episodes)):
-                    poorest = family.poorest.get(bool(share))
-                    there = family.delegated == share and poorest is not None
-                    self._count(name, owner).add(poorest[1] if there and poorest else None)
+                never = family.poorest[False][1] if family.delegated == 0 else None
+                always = family.poorest[True][1] if family.delegated == family.episodes else None
+                self._count("never delegates", owner).add(never)
+                self._count("always delegates", owner).add(always)
         self._families.clear()
         order = list(MEANINGS)
         return dict(sorted(self.counts.items(), key=lambda item: order.index(item[0][0])))
@@ -233,11 +251,12 @@ class Pathologies:
     def _count(self, name: str, owner: str) -> Count:
         return self.counts.setdefault((name, owner), Count())
 
-    def _remember(self, owner: str, family: str, size: str, place: Occurrence) -> None:
-        found = self._families.setdefault((owner, family), _Family())
-        delegated, earned = place.record.cost.clones > 0, place.record.team_return
-        found.sizes.add(size)
-        found.episodes += 1
-        found.delegated += delegated
-        if delegated not in found.poorest or earned < found.poorest[delegated][0]:
-            found.poorest[delegated] = earned, place
+    def _add_to_family(self, owner: str, family: str, size: str, occurrence: Occurrence) -> None:
+        counts = self._families.setdefault((owner, family), _FamilyCounts())
+        has_clones = occurrence.record.cost.clones > 0
+        team_return = occurrence.record.team_return
+        counts.sizes.add(size)
+        counts.episodes += 1
+        counts.delegated += has_clones
+        if has_clones not in counts.poorest or team_return < counts.poorest[has_clones][0]:
+            counts.poorest[has_clones] = (team_return, occurrence)

@@ -1,4 +1,4 @@
-"""How a study's results are read: names, what is compared with what, and the head of its report."""
+"""The settings by which a study's results are read, and the head of its report."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from selfcest_eval.stats.table import Curves
 
 @dataclass(frozen=True)
 class Reading:
-    """How results are read.
+    """The settings by which results are read.
 
     Attributes:
         subjects: strategies that others are compared with; on a cell the first of them that has played it.
-        aside: strategies that nobody is compared with: forced choices, which are what a policy decided against.
+        aside: strategies that are compared with none: forced choices, the alternatives of a policy's own choice.
         labels: names of strategies in tables.
         baselines: strategies that cannot delegate and are no oracle.
-        swept: the limit that a budget is.
-        costs: names of all costs, but for wall-clock.
-        compared: those at which strategies are compared.
-        crossed, resamples, confidence: of the bootstrap, see `Resampler`.
-        min_difference: of two accuracies; there is no verdict on a smaller one.
+        swept: the limit that budgets set.
+        costs: names of all costs, except wall-clock.
+        compared: costs at which strategies are compared.
+        crossed, resamples, confidence: options of the bootstrap, see `Resampler`.
+        min_difference: least difference of two accuracies that gets a verdict.
     """
 
     subjects: Sequence[str]
@@ -53,37 +53,41 @@ class Reading:
         return next((name for name in self.subjects if name in curves.strategies), None)
 
     def intervals(self, seeds: int) -> str:
-        """What the intervals are over, as a sentence."""
-        over = f"instances and over {seeds} seeds of the weights" if self.crossed and seeds > 1 else "instances"
-        alone = "; the weights are those of one seed" if self.crossed and seeds == 1 else ""
+        """Return the sentences on intervals of a report over this many seeds."""
+        population = "instances"
+        if self.crossed and seeds > 1:
+            population = f"instances and over {seeds} seeds of the weights"
+        elif self.crossed:
+            population = "instances; the weights are those of one seed"
         return (
-            f"Intervals are {self.confidence:.0%} intervals of a paired bootstrap over {over}{alone}. Those between "
+            f"Intervals are {self.confidence:.0%} intervals of a paired bootstrap over {population}. Those between "
             "frontiers hold for a whole range of costs at once; every other one is for itself, so of many some exclude "
             f"the truth. There is no verdict on a difference of accuracy below {self.min_difference:g}."
         )
 
 
 def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Sequence[str] = ()) -> Reading:
-    """From the config alone: nothing is played, and no policy need be there any more.
+    """Return the settings of a study. They follow from its config, so the policies need not exist any more.
 
     Args:
         config: of the study.
         subjects: see `Reading`; by default the study's.
         crossed: `Study.crossed`; `None`: as far as the config tells it.
     """
-    found = {label: find_strategy(spec.name or label) for label, spec in config.strategies.items()}
-    limits = {label: config.limits_at(config.budgets[-1], label) for label in found}
+    strategies = {label: find_strategy(spec.name or label) for label, spec in config.strategies.items()}
+    baselines = []
+    for label, strategy in strategies.items():
+        can_delegate = strategy.delegates and config.limits_at(config.budgets[-1], label).delegation
+        if not strategy.oracle and not can_delegate:
+            baselines.append(label)
     if crossed is None:
-        crossed = any(is_seeded(config.policy_of(label)) for label in found)
+        crossed = any(is_seeded(config.policy_of(label)) for label in strategies)
+    triples = find_forced_triples(config)
     return Reading(
         subjects=subjects or (config.subject_strategy,),
-        aside=[forced for triple in find_forced_triples(config) for forced in (triple.always, triple.never)],
-        labels={label: shown_name(label, strategy) for label, strategy in found.items()},
-        baselines=[
-            label
-            for label, strategy in found.items()
-            if not strategy.oracle and not (strategy.delegates and limits[label].delegation)
-        ],
+        aside=[*(triple.always for triple in triples), *(triple.never for triple in triples)],
+        labels={label: shown_name(label, strategy) for label, strategy in strategies.items()},
+        baselines=baselines,
         swept=config.swept,
         costs=tuple(config.measures),
         compared=config.compared_costs,
@@ -94,54 +98,53 @@ def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Se
     )
 
 
-def check_places(config: StudyConfig, results: Sequence[Result], file: Path) -> None:
+def check_result_keys(config: StudyConfig, results: Sequence[Result], file: Path) -> None:
     """Refuse stored results of another study than the config's, as of a config that was edited since.
 
     Raises:
-        RecordError: a result of a cell, a strategy, a budget or a seed that the config lacks.
+        RecordError: a result of an eval set, a strategy, a budget or a seed that the config lacks.
     """
     known: dict[str, Sequence[object]] = {
-        "eval set": [(eval_set.family, eval_set.size) for eval_set in config.eval_sets],
+        "eval set": [f"{eval_set.family} {eval_set.size}" for eval_set in config.eval_sets],
         "strategy": list(config.strategies),
         "budget": config.budgets,
         "seed": config.seeds,
     }
-    for place in (result.place for result in results):
-        for what, value in zip(known, (place.eval_set, place.strategy, place.budget, place.seed), strict=True):
-            if value not in known[what]:
-                shown = " ".join(value) if isinstance(value, tuple) else value
-                choices = [" ".join(one) if isinstance(one, tuple) else one for one in known[what]]
+    for result in results:
+        key = result.place
+        values = (f"{key.family} {key.size}", key.strategy, key.budget, key.seed)
+        for title, value in zip(known, values, strict=True):
+            if value not in known[title]:
                 raise RecordError(
-                    f"{file} has a result of the {what} {format_value(shown)}, which the config of its folder lacks; "
-                    f"expected one of {format_value(choices)}: put the {what} back into the config, or move the file "
-                    "away and --resume"
+                    f"{file} has a result of the {title} {format_value(value)}, which the config of its folder lacks; "
+                    f"expected one of {format_value(list(known[title]))}: put the {title} back into the config, or "
+                    "move the file away and --resume"
                 )
 
 
 def headline(config: StudyConfig, cells: Sequence[Curves], reading: Reading) -> str:
-    """What was played, in a few sentences."""
-    sizes = sorted({len(curves.task_ids) for curves in cells})
-    instances = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    oracles = [shown for label, shown in reading.labels.items() if shown != label]
-    knows = f" {', '.join(oracles)}: no policy, since it uses what no player can know." if oracles else ""
-    budget = (
-        f" A budget bounds {config.swept.replace('_', ' ')} of the whole strategy on an instance, clones and samples "
-        "included."
-        if config.budgets != (None,)
-        else ""
-    )
-    money = "" if config.price is None else f" Money is {config.price}."
-    return (
-        f"{instances} instances a cell, the same for all strategies; {len(cells[0].seeds)} seed(s).{budget} Costs are "
-        f"means per instance whose prompt fitted.{money}{knows} {players(config)}"
-    )
+    """Return the first sentences of a report: what was played by which policies."""
+    counts = sorted({len(curves.task_ids) for curves in cells})
+    instances = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    sentences = [f"{instances} instances a cell, the same for all strategies; {len(cells[0].seeds)} seed(s)."]
+    if config.budgets != (None,):
+        limit = config.swept.replace("_", " ")
+        sentences.append(f"A budget bounds {limit} of the whole strategy on an instance, clones and samples included.")
+    sentences.append("Costs are means per instance whose prompt fitted.")
+    if config.price is not None:
+        sentences.append(f"Money is {config.price}.")
+    oracles = [name for label, name in reading.labels.items() if name != label]
+    if oracles:
+        sentences.append(f"{', '.join(oracles)}: no policy, since it uses what no player can know.")
+    return " ".join([*sentences, describe_players(config)])
 
 
-def players(config: StudyConfig) -> str:
-    """Which strategies each policy plays, by its folder, or else by its name and options."""
-    strategies: dict[str, list[str]] = {}
+def describe_players(config: StudyConfig) -> str:
+    """Return the strategies of each policy, which is named by its folder, or else by its name and options."""
+    strategies_by_policy: dict[str, list[str]] = {}
     for strategy in config.strategies:
         policy = config.policy_of(strategy)
         name = f"{policy.name} {dict(policy.options)}" if policy.options else policy.name
-        strategies.setdefault(str(policy.options.get("folder") or name), []).append(strategy)
-    return "Played by " + "; ".join(f"`{policy}`: {', '.join(played)}" for policy, played in strategies.items()) + "."
+        strategies_by_policy.setdefault(str(policy.options.get("folder") or name), []).append(strategy)
+    parts = [f"`{policy}`: {', '.join(strategies)}" for policy, strategies in strategies_by_policy.items()]
+    return f"Played by {'; '.join(parts)}."

@@ -1,9 +1,10 @@
-"""What a report is made of: runs and studies as their folders hold them, read and never written."""
+"""The sources of a report: runs and studies as their folders hold them, which are read and never written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.jobs import JobLog, given_up_lines, read_jobs, warm_start_warnings
-from selfcest_eval.report.pathologies import Count, Pathologies
-from selfcest_eval.report.reading import Reading, check_places, reading_of
+from selfcest_eval.report.pathologies import Count, PathologyCounter
+from selfcest_eval.report.reading import Reading, check_result_keys, reading_of
 from selfcest_eval.report.training_run import (
     AFTER_RL,
     in_order,
@@ -34,7 +35,8 @@ from selfcest_training.files import readable
 from selfcest_training.servers import read_counts
 from selfcest_training.session import read_sessions
 
-_OF_A_FOLDER = ("name", "output", "seeds", "workers", "logging")  # keys in which runs of one experiment may differ
+# Keys in which runs of one experiment may differ.
+_KEYS_OF_A_FOLDER = ("name", "output", "seeds", "workers", "logging")
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,18 @@ class Source:
     """A study, a run, or several runs that differ in nothing but their seeds.
 
     Attributes:
-        name: of the folder; of several, their names joined.
-        folders: where it lies.
-        study: as what its results are read.
+        name: name of the folder; of several, their names joined.
+        folders: their paths.
+        study: config of the study that the results are read as.
         run: the config of a training run, with the seeds of all folders; `None`: a study.
-        cells, reading, decisions: of what was evaluated so far; no cells where nothing was.
-        final: strategies that are compared in few words: of a run every variant as trained and greedy, of a study those
-            that are no forced choice.
+        cells, reading, decisions: of everything that was evaluated so far; there may be no cells yet.
+        final: strategies of the short forms: every variant of a run as trained and greedy, or all strategies of a
+            study that are no forced choice.
         before: of a run, by strategies of `final`, the same variant before RL.
-        jobs: of a run.
-        pathologies: by pathology and strategy, or variant for those of training groups.
-        warnings: what a reader must know first.
-        sessions: who wrote the folders.
+        jobs: logs of the jobs of a run.
+        pathologies: counts by pathology and strategy, or variant for those of training groups.
+        warnings: facts that a reader must know first.
+        sessions: the commands that wrote the folders.
     """
 
     name: str
@@ -72,14 +74,14 @@ class Source:
 
     @property
     def short_names(self) -> dict[str, str]:
-        """Names of strategies for a page, on which a variant is the trained one unless it says otherwise."""
+        """The names of strategies on a page, which calls a trained variant by the name of the variant only."""
         if self.run is None:
             return dict(self.reading.labels)
         return {name: label.replace(AFTER_RL, "") for name, label in self.reading.labels.items()}
 
 
 def read_sources(folders: Sequence[Path]) -> list[Source]:
-    """Every folder, runs that differ in their seeds alone as one.
+    """Read the sources of all folders. Runs that differ in nothing but their seeds are one source.
 
     Raises:
         ConfigError: a folder holds neither a run nor a study, or is named twice.
@@ -87,27 +89,30 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
     """
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError(f"a folder is named twice among {', '.join(map(str, folders))}; name each once")
-    studies, runs = list[Source](), dict[str, list[RunConfig]]()
+    studies: list[Source] = []
+    runs: dict[str, list[RunConfig]] = {}
     for folder in folders:
         config = config_of(folder)
         if isinstance(config, StudyConfig):
             with readable(folder):
                 studies.append(read_study(config))
         else:
-            runs.setdefault(_key(config, runs), []).append(config)
+            runs.setdefault(_experiment_key(config, runs), []).append(config)
     with readable(folders[0]):
-        return [*(read_run(same) for same in runs.values()), *studies]
+        return [*map(read_run, runs.values()), *studies]
 
 
 def config_of(folder: Path) -> RunConfig | StudyConfig:
-    """The stored config of a folder, wherever it has been moved to.
+    """Return the stored config of a folder, wherever it has been moved to.
 
     Raises:
         ConfigError: the folder holds neither a run nor a study.
     """
-    if folder.name != folder.resolve().name:  # `.`, `..` and links: beside them lies something else
+    # `.`, `..` and links have other neighbours than the folder that they name.
+    if folder.name != folder.resolve().name:
         folder = folder.resolve()
-    output, name = str(folder.parent), folder.name
+    output = str(folder.parent)
+    name = folder.name
     with readable(folder):
         if (folder / "study.yaml").is_file():
             return replace(load_stored_study(folder / "study.yaml"), output=output, name=name)
@@ -116,11 +121,12 @@ def config_of(folder: Path) -> RunConfig | StudyConfig:
     raise ConfigError(f"{folder} holds no config.yaml of a run and no study.yaml; give the folder of one of them")
 
 
-def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
-    """Equal for runs that differ in their seeds alone; two with a seed in common are two."""
-    same = repr({key: value for key, value in to_builtins(config).items() if key not in _OF_A_FOLDER})
-    taken = {seed for other in runs.get(same, ()) for seed in other.seeds}
-    return f"{same} {config.folder}" if taken & set(config.seeds) else same
+def _experiment_key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
+    """Return a key that is equal for runs that differ in their seeds only. Runs with a common seed get two keys."""
+    values = to_builtins(config)
+    key = repr({name: value for name, value in values.items() if name not in _KEYS_OF_A_FOLDER})
+    is_taken = any(set(config.seeds) & set(run.seeds) for run in runs.get(key, ()))
+    return f"{key} {config.folder}" if is_taken else key
 
 
 def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
@@ -134,26 +140,28 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
         ConfigError: nothing has been evaluated.
         RecordError: a file is damaged.
     """
-    config = replace(configs[0], seeds=tuple(seed for one in configs for seed in one.seeds))
-    # A study has eval sets, a run need not: then there are no results, and the study only names strategies and costs.
+    config = replace(configs[0], seeds=tuple(chain.from_iterable(run.seeds for run in configs)))
+    # A study must have eval sets. Of a run without any, the study only names strategies and costs.
     eval_sets = config.evaluation.eval_sets or tuple(EvalSet(name, "any") for name in config.tasks)
     study = study_of(replace(config, evaluation=replace(config.evaluation, eval_sets=eval_sets)))
-    jobs = [job for one in configs for job in read_jobs(one)]
+    jobs = list(chain.from_iterable(map(read_jobs, configs)))
     variants_in_order = list(config.variants)
     jobs.sort(key=lambda job: variants_in_order.index(job.variant))
-    results, notes = _evaluated(configs, trained=for_page and bool(jobs))
+    results, notes = _read_results(configs, is_training=for_page and bool(jobs))
     variants = variants_of(config, {result.place.strategy for result in results})
     before = {after: earlier for after, earlier in variants.items() if earlier is not None}
-    able = [
-        label for variant, label in zip(config.variants, variants, strict=True) if config.limits_of(variant).delegation
-    ]
+    delegating = []
+    for variant, label in zip(config.variants, variants, strict=True):
+        if config.limits_of(variant).delegation:
+            delegating.append(label)
+    counts = read_counts(chain.from_iterable(map(server_folders, configs)))
     return Source(
-        name=" + ".join(one.name for one in configs),
-        folders=[one.folder for one in configs],
+        name=" + ".join(run.name for run in configs),
+        folders=[run.folder for run in configs],
         study=study,
         run=config,
         cells=curves_of(in_order(study, results)) if results else [],
-        reading=reading_of(study, subjects=able[::-1] or tuple(variants)),
+        reading=reading_of(study, subjects=delegating[::-1] or tuple(variants)),
         decisions=find_decisions(study, results) if results else [],
         final=list(variants),
         before=before,
@@ -163,29 +171,38 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
             *notes,
             *warm_start_warnings(jobs, config.compute_tokens),
             *given_up_lines(jobs),
-            *format_server_counts(read_counts(folder for one in configs for folder in server_folders(one))),
+            *format_server_counts(counts),
         ],
-        sessions=[line for one in configs for line in read_sessions(one.folder)],
+        sessions=list(chain.from_iterable(read_sessions(run.folder) for run in configs)),
     )
 
 
-def _evaluated(configs: Sequence[RunConfig], trained: bool) -> tuple[list[Result], list[str]]:
-    """What all runs have played, of the strategies that all have; nothing of a run that is still training."""
+def _read_results(configs: Sequence[RunConfig], is_training: bool) -> tuple[list[Result], list[str]]:
+    """Return the results of all runs, of the strategies that all of them have, and notes on missing ones.
+
+    Args:
+        configs: of the runs.
+        is_training: whether a run may have no results yet.
+    """
     if not configs[0].evaluation.eval_sets:
         return [], ["evaluation.eval_sets is empty, so nothing was evaluated"]
-    results, notes = list[list[Result]](), list[str]()
+    results: list[Result] = []
+    notes: list[str] = []
+    strategies_of_runs = []
     for config in configs:
         try:
-            found, said = results_of(config)
+            results_of_run, notes_of_run = results_of(config)
         except ConfigError as error:
-            if not trained:
+            if not is_training:
                 raise
-            found, said = [], [str(error)]
-        notes += said
-        if found:
-            results.append(found)
-    shared = set.intersection(*({r.place.strategy for r in found} for found in results)) if results else set()
-    return [r for found in results for r in found if r.place.strategy in shared], notes
+            notes.append(str(error))
+            continue
+        notes += notes_of_run
+        if results_of_run:
+            results += results_of_run
+            strategies_of_runs.append({result.place.strategy for result in results_of_run})
+    shared = set.intersection(*strategies_of_runs) if results else set()
+    return [result for result in results if result.place.strategy in shared], notes
 
 
 def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bool = True) -> Source:
@@ -198,20 +215,20 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
 
     Raises:
         ConfigError: the study is not finished.
-        RecordError: a file is damaged, or the config lacks what it holds.
+        RecordError: a file is damaged, or the config lacks an eval set, a strategy, a budget or a seed of its results.
     """
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    every = list(read_results(file, whole=bool(find_forced_triples(config)), experts=True))
+    stored = list(read_results(file, whole=bool(find_forced_triples(config)), experts=True))
     unplayable = read_unplayable(file)
-    check_places(config, every, file)
-    results = leave_out(every, unplayable)
+    check_result_keys(config, stored, file)
+    results = leave_out(stored, unplayable)
     reading = reading_of(config, crossed=crossed)
     final = [name for name in config.strategies if name not in reading.aside]
-    pathologies = Pathologies()
+    pathologies = PathologyCounter()
     if for_page:
-        _look(pathologies, file, set(final))
+        _count_pathologies(pathologies, file, set(final))
     return Source(
         name=config.name,
         folders=[config.folder],
@@ -224,36 +241,33 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
         before={},
         jobs=[],
         pathologies=pathologies.finish(),
-        warnings=[*unplayable_lines(every, unplayable), *format_server_counts(read_counts([config.folder]))],
+        warnings=[*unplayable_lines(stored, unplayable), *format_server_counts(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),
     )
 
 
 def _pathologies_of_run(configs: Sequence[RunConfig], labels: set[str]) -> dict[tuple[str, str], Count]:
-    """Of every variant before and after RL, as evaluated and greedy; and of its stored training groups."""
-    found = Pathologies()
+    """Count the pathologies of evaluated strategies with these labels, and of the stored training groups."""
+    counter = PathologyCounter()
     for config in configs:
         for variant, spec in config.variants.items():
+            stages = dict.fromkeys(part.stage for part in parts_of(config) if part.variant == variant)
             for seed in config.seeds:
                 folder = config.folder / variant / f"seed{seed}"
-                stages = dict.fromkeys(part.stage for part in parts_of(config) if part.variant == variant)
                 for stage in stages:
-                    _look(found, folder / stage / "results.jsonl", labels)
-                groups = folder / "episodes.jsonl"
-                if spec.rl.steps and groups.is_file() and groups.stat().st_size:
-                    for group in read_groups(groups).groups:
-                        found.group(variant, groups, group)
-    return found.finish()
+                    file = folder / stage / "results.jsonl"
+                    if file.is_file():
+                        _count_pathologies(counter, file, labels)
+                file = folder / "episodes.jsonl"
+                if spec.rl.steps and file.is_file() and file.stat().st_size:
+                    for group in read_groups(file).groups:
+                        counter.add_group(variant, file, group)
+    return counter.finish()
 
 
-def _look(found: Pathologies, file: Path, labels: set[str]) -> None:
-    """At the episodes whose answers count, one by one."""
-    for result in _whole(file):
-        place = result.place
-        if place.strategy in labels:
-            found.episode(place.strategy, place.family, place.size, file, result.episodes[result.chosen])
-
-
-def _whole(file: Path) -> Iterator[Result]:
-    if file.is_file():
-        yield from read_results(file, whole=True)
+def _count_pathologies(counter: PathologyCounter, file: Path, labels: set[str]) -> None:
+    """Count the pathologies of the episodes whose answers count, one by one."""
+    for result in read_results(file, whole=True):
+        key = result.place
+        if key.strategy in labels:
+            counter.add_episode(key.strategy, key.family, key.size, file, result.episodes[result.chosen])

@@ -1,12 +1,13 @@
 """A training run's evaluation: a study with one budget, the run's limits, of every variant before and after RL.
 
-A job plays its own part of it with the weights that it has, and what all jobs have played is read as one study.
+Each job plays its own part of it with its own weights, and the results of all jobs are read as one study.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from pathlib import Path
 
 from selfcest_agents.player import Player
@@ -21,7 +22,7 @@ from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.reading import check_places
+from selfcest_eval.report.reading import check_result_keys
 from selfcest_training.config import RunConfig
 from selfcest_training.run.evaluator import EvaluationStage
 
@@ -39,7 +40,10 @@ class EvaluatedPolicy:
     strategy: str = "plain"
 
     def model(self, config: RunConfig) -> Path:
-        """The folder of the weights, for any seed; a variant without RL has them once its warm start has ended."""
+        """Return the folder of the weights, with a placeholder for the seed.
+
+        A variant without RL has its final weights once its warm start has ended.
+        """
         before = self.stage is EvaluationStage.BEFORE or not config.variants[self.variant].rl.steps
         return _folder(config, self.variant, SEED) / ("warmstart_model" if before else "model")
 
@@ -56,19 +60,23 @@ class EvaluatedPolicy:
 
 
 def parts_of(config: RunConfig) -> list[EvaluatedPolicy]:
-    """In the order of the table. Before RL a variant is evaluated at one temperature alone, as forced choices are."""
-    greedy, *others = config.evaluation.temperatures
+    """Return all evaluated policies of a run, in the order of the table.
+
+    Before RL, and with forced choices, a variant is evaluated only at the first temperature.
+    """
+    first, *further = config.evaluation.temperatures
     parts = []
     for variant, spec in config.variants.items():
-        ways = ("plain", *FORCED) if spec.forced else ("plain",)
-        parts += [EvaluatedPolicy(variant, EvaluationStage.BEFORE, greedy, way) for way in ways if spec.rl.steps]
-        parts += [EvaluatedPolicy(variant, EvaluationStage.AFTER, greedy, way) for way in ways]
-        parts += [EvaluatedPolicy(variant, EvaluationStage.AFTER, temperature) for temperature in others]
+        strategies = ("plain", *FORCED) if spec.forced else ("plain",)
+        if spec.rl.steps:
+            parts += [EvaluatedPolicy(variant, EvaluationStage.BEFORE, first, strategy) for strategy in strategies]
+        parts += [EvaluatedPolicy(variant, EvaluationStage.AFTER, first, strategy) for strategy in strategies]
+        parts += [EvaluatedPolicy(variant, EvaluationStage.AFTER, temperature) for temperature in further]
     return parts
 
 
 def study_of(config: RunConfig, parts: Sequence[EvaluatedPolicy] | None = None) -> StudyConfig:
-    """The study that a run's evaluation is, or a part of it. Its subject is the last variant that can delegate."""
+    """Return a run's evaluation, or a part of it, as a study. Its subject is the last variant that can delegate."""
     parts = parts_of(config) if parts is None else parts
     evaluation = config.evaluation
     delegating = [part for part in parts if config.limits_of(part.variant).delegation and part.strategy == "plain"]
@@ -102,24 +110,30 @@ def study_of(config: RunConfig, parts: Sequence[EvaluatedPolicy] | None = None) 
 
 
 def styles_of(config: RunConfig, variant: str) -> tuple[Style, ...]:
-    """Of a variant's perfect players: those that its warm start shows, or all without one, where it has the means."""
-    limits, phases = config.limits_of(variant), config.variants[variant].warmstart.phases
-    shown = {
-        style
-        for phase in phases
-        for spec in phase.mix.values()
-        for style, weight in spec.styles.items()
-        if spec.share > 0 and weight > 0
-    }
-    means = {Style.DELEGATE: limits.delegation, Style.READ: limits.reading, Style.SOLVE: True}
-    return tuple(style for style in Style if means[style] and (style in shown or not phases))
+    """Return the styles of a variant's perfect players, as far as its limits allow them.
+
+    They are the styles that its warm start shows, or without a warm start all of them.
+    """
+    limits = config.limits_of(variant)
+    phases = config.variants[variant].warmstart.phases
+    shown: set[Style] = set()
+    for demonstrations in chain.from_iterable(phase.mix.values() for phase in phases):
+        if demonstrations.share > 0:
+            shown.update(style for style, weight in demonstrations.styles.items() if weight > 0)
+    is_allowed = {Style.DELEGATE: limits.delegation, Style.READ: limits.reading, Style.SOLVE: True}
+    return tuple(style for style in Style if is_allowed[style] and (style in shown or not phases))
 
 
 def check_evaluation(config: RunConfig) -> None:
-    """Raise what is wrong with the eval sets now, rather than after the warm start."""
+    """Check the eval sets before any work, rather than after the warm start.
+
+    Raises:
+        SelfcestError: an eval set cannot be played, or the reward refuses its tasks.
+    """
     if not config.evaluation.eval_sets:
         return
-    study, reward = study_of(config), make_reward(config.reward.name, **config.reward.options)
+    study = study_of(config)
+    reward = make_reward(config.reward.name, **config.reward.options)
     for eval_set in study.eval_sets:
         tasks = instances_of(study, eval_set, source_of(study, eval_set))
         reward.check(tasks, f"eval set {eval_set.family} {eval_set.size}")
@@ -149,81 +163,95 @@ def evaluate_job(
 
 
 def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result], list[str]]:
-    """What all jobs have played so far, of the seeds that every strategy has; and a sentence if that leaves some out.
+    """Return the results of all jobs so far, of the seeds that every strategy has, and notes on missing ones.
 
     Args:
         config: of the run.
         whole: with the episodes of every variant, and not only of those whose choices were forced.
 
     Raises:
-        ConfigError: there is nothing, or an earlier version wrote it.
+        ConfigError: there are no results, or an earlier version wrote them.
     """
     study = study_of(config)
-    found = {part: dict(_stored(config, study, part, whole)) for part in parts_of(config)}
-    found = {part: by_seed for part, by_seed in found.items() if by_seed}
-    if not found:
+    results_by_part = {}
+    for part in parts_of(config):
+        results_by_seed = dict(_read_part(config, study, part, whole))
+        if results_by_seed:
+            results_by_part[part] = results_by_seed
+    if not results_by_part:
         old = next(config.folder.glob("*/seed*/evaluation*.jsonl"), None)
-        why = f"{old} is of an earlier version; train again under another name" if old else "train first"
-        raise ConfigError(f"{config.folder} holds no evaluation yet; {why}")
-    shared = set.intersection(*map(set, found.values())) or set(next(iter(found.values())))
-    complete = {part: by_seed for part, by_seed in found.items() if shared <= by_seed.keys()}
+        advice = f"{old} is of an earlier version; train again under another name" if old else "train first"
+        raise ConfigError(f"{config.folder} holds no evaluation yet; {advice}")
+    # Without a common seed the seeds of the first strategy are taken, and the others are left out.
+    shared = set.intersection(*map(set, results_by_part.values())) or set(next(iter(results_by_part.values())))
+    complete = {part: by_seed for part, by_seed in results_by_part.items() if shared <= by_seed.keys()}
     missing = [part.label(config) for part in parts_of(config) if part not in complete]
     notes = []
     if missing or shared != set(config.seeds):
         seeds = ", ".join(map(str, sorted(shared)))
         lacking = f"; without {', '.join(missing)}" if missing else ""
         notes.append(f"not everything has been evaluated yet: this is of the seeds {seeds}{lacking}")
-    order = [(part, seed) for part in complete for seed in config.seeds if seed in shared]
-    results = [result for part, seed in order for result in complete[part][seed]]
-    stored = dict.fromkeys(_file(config, part, seed) for part, seed in order)  # variants share none, stages of one may
-    labels = {part.label(config) for part, _ in order}
-    lost = [one for path in stored for one in read_unplayable(path) if one.place.strategy in labels]
-    return leave_out(results, lost), [*notes, *unplayable_lines(results, lost)]
+    results: list[Result] = []
+    # Parts of one variant and stage share a file, which is read once.
+    files: dict[Path, None] = {}
+    for part, results_by_seed in complete.items():
+        for seed in config.seeds:
+            if seed in shared:
+                results += results_by_seed[seed]
+                files[_results_file(config, part, seed)] = None
+    labels = {part.label(config) for part in complete}
+    unplayable = [item for item in chain.from_iterable(map(read_unplayable, files)) if item.place.strategy in labels]
+    return leave_out(results, unplayable), [*notes, *unplayable_lines(results, unplayable)]
 
 
-def _stored(
+def _read_part(
     config: RunConfig, study: StudyConfig, part: EvaluatedPolicy, whole: bool
 ) -> Iterator[tuple[int, list[Result]]]:
+    """Yield each seed that has played the part, with its results."""
+    label = part.label(config)
+    # The choices of a variant are read off its episodes.
+    whole = whole or config.variants[part.variant].forced
     for seed in config.seeds:
-        path, label = _file(config, part, seed), part.label(config)
+        path = _results_file(config, part, seed)
         if path.exists():
-            # Whole where it was forced, for what it decided is read off its episodes.
-            found = read_results(path, whole=whole or config.variants[part.variant].forced, experts=True)
-            results = [result for result in found if result.place.strategy == label]
-            check_places(replace(study, seeds=(seed,)), results, path)
+            stored = read_results(path, whole=whole, experts=True)
+            results = [result for result in stored if result.place.strategy == label]
+            check_result_keys(replace(study, seeds=(seed,)), results, path)
             yield seed, results
 
 
-def _file(config: RunConfig, part: EvaluatedPolicy, seed: int) -> Path:
+def _results_file(config: RunConfig, part: EvaluatedPolicy, seed: int) -> Path:
     return _folder(config, part.variant, seed) / part.stage / "results.jsonl"
 
 
 def server_folders(config: RunConfig) -> list[Path]:
-    """Where jobs and their evaluations count what servers did."""
-    jobs = [_folder(config, variant, seed) for variant in config.variants for seed in config.seeds]
-    return [folder for job in jobs for folder in (job, *(job / stage for stage in EvaluationStage))]
+    """Return the folders in which jobs and their evaluations store the counts of servers."""
+    folders = []
+    for variant, seed in product(config.variants, config.seeds):
+        job = _folder(config, variant, seed)
+        folders += [job, *(job / stage for stage in EvaluationStage)]
+    return folders
 
 
 def variants_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
-    """The strategy that stands for every variant, in order: its trained policy, greedy, and the same before RL.
+    """Return the strategy that stands for each variant, in order, with the same policy before RL.
 
-    A variant whose trained policy was not played is what it is before RL, where that was.
+    It is the trained policy at the first temperature, or the policy before RL where only that one was played.
     """
-    found: dict[str, str | None] = {}
+    first = config.evaluation.temperatures[0]
+    before_by_strategy: dict[str, str | None] = {}
     for variant, spec in config.variants.items():
-        after, before = (
-            EvaluatedPolicy(variant, stage, config.evaluation.temperatures[0]).label(config)
-            for stage in (EvaluationStage.AFTER, EvaluationStage.BEFORE)
-        )
+        after = EvaluatedPolicy(variant, EvaluationStage.AFTER, first).label(config)
+        before = EvaluatedPolicy(variant, EvaluationStage.BEFORE, first).label(config)
         if after in played or before not in played:
-            found[after] = before if spec.rl.steps else None
+            before_by_strategy[after] = before if spec.rl.steps else None
         else:
-            found[before] = None
-    return found
+            before_by_strategy[before] = None
+    return before_by_strategy
 
 
 def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
-    """By eval set, as the config has them."""
+    """Return the results by eval set, in the order of the config."""
     eval_sets = [(eval_set.family, eval_set.size) for eval_set in study.eval_sets]
     return sorted(results, key=lambda result: eval_sets.index(result.place.eval_set))
 
