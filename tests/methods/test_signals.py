@@ -30,11 +30,11 @@ from selfcest_lab.expectation import expected_gradient
 from selfcest_lab.games import GAMES, Game
 from selfcest_methods.adora import Adora
 from selfcest_methods.aligned import Aligned
-from selfcest_methods.d3s import D3s, _most_varied
+from selfcest_methods.d3s import D3s, find_most_varied
 from selfcest_methods.decision import Decision
 from selfcest_methods.frozen_clones import FrozenClones
 from selfcest_methods.hapo import Hapo
-from selfcest_methods.hypervolume import Hypervolume, volume
+from selfcest_methods.hypervolume import Hypervolume, compute_volume
 from selfcest_methods.lagrangian import Lagrangian
 from selfcest_methods.salt import Salt
 from selfcest_training.config_file import load_config
@@ -207,13 +207,13 @@ def test_what_is_measured_must_be_there() -> None:
 
 
 def test_volumes_by_hand_and_by_counting() -> None:
-    assert volume([]) == 0
-    assert volume([(0.5, 0.5)]) == 0.25
-    assert volume([(0.5, 0.5), (0.25, 1.0), (0.1, 0.4)]) == 0.375
+    assert compute_volume([]) == 0
+    assert compute_volume([(0.5, 0.5)]) == 0.25
+    assert compute_volume([(0.5, 0.5), (0.25, 1.0), (0.1, 0.4)]) == 0.375
     points = np.random.default_rng(0).random((6, 3)).round(1)
     grid = np.stack(np.meshgrid(*[np.arange(0.05, 1, 0.1)] * 3), -1).reshape(-1, 3)
     inside = (grid[:, None] < points[None]).all(-1).any(-1)
-    assert volume([tuple(point) for point in points]) == pytest.approx(inside.mean())
+    assert compute_volume([tuple(point) for point in points]) == pytest.approx(inside.mean())
 
 
 def test_weights_grow_while_the_frontier_moves() -> None:
@@ -536,8 +536,8 @@ def test_d3s_keeps_tokens_of_large_advantage_and_entropy_and_relaxes_to_all() ->
 def test_no_subset_varies_more(share: float) -> None:
     values = list(np.random.default_rng(3).standard_normal(8))
     best = max(np.var([values[i] for i in places]) for places in combinations(range(8), int(8 * share)))
-    assert np.var([values[i] for i in _most_varied(values, share)]) == pytest.approx(best)
-    assert _most_varied([], share) == set()
+    assert np.var([values[i] for i in find_most_varied(values, share)]) == pytest.approx(best)
+    assert find_most_varied([], share) == set()
 
 
 def test_hapo_s_average_is_over_tokens() -> None:

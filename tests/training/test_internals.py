@@ -139,7 +139,7 @@ def test_what_is_older_counts_less() -> None:
 
 def test_a_value_head_of_another_model_is_refused() -> None:
     head = ValueHead(decay=1.0, ridge=0.1)
-    assert not head.fitted
+    assert not head.is_fitted
     assert head(np.ones((2, 3))).tolist() == [0.0, 0.0]
     untouched = head.state_dict()
     head.fit(np.eye(3), np.arange(3.0))
@@ -149,7 +149,7 @@ def test_a_value_head_of_another_model_is_refused() -> None:
     with pytest.raises(CreditError, match="fitted on 3 features and is given 4"):
         other(np.ones((1, 4)))
     other.load_state_dict(untouched)
-    assert not other.fitted
+    assert not other.is_fitted
 
 
 @pytest.mark.parametrize("scheme", [Critic(), Gae()], ids=lambda s: s.name)
@@ -341,7 +341,7 @@ class KnowsItsPlace(Critic):
 
     def assign_step(self, groups: Any, replayed: Any, internals: Internals) -> Sequence[Credit]:
         credits = super().assign_step(groups, replayed, internals)
-        if not self.state.value.fitted:
+        if not self.state.value.is_fitted:
             return credits
         late = {key: sum(key.agent_id.path) for credit in credits for key in credit.advantage}
         return [Credit({key: value + late[key] for key, value in credit.advantage.items()}) for credit in credits]

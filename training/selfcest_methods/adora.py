@@ -1,11 +1,13 @@
-"""`adora` scales down the credit of groups whose right episodes are no longer than their wrong ones, after ADORA
-(arXiv 2602.10019). If it works, right episodes grow longer where the extra tokens raise accuracy.
+"""`adora` scales down the credit of groups whose right episodes are no longer than their wrong ones.
 
-    A = A of the scheme `scheme` · (`gain` if the group is favoured, else `factor`)
-    by length:      longest right episode > mean length of the wrong ones
+Source: ADORA (arXiv 2602.10019), its rule by length and the factor 0.1 as in the released code. The rule by difficulty
+is the paper's with a threshold of this project. docs/methods.md has the rest.
+
+    A = A of the scheme `scheme` * (`gain` if the group is favoured, else `factor`)
+    by length:      max length of right episodes > mean length of wrong ones
     by difficulty:  0 < share of right episodes <= `at_most`
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: right episodes grow longer where the extra tokens raise accuracy.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
 from selfcest_env.structure import NotNegative, OneOf, Share, check_unused
-from selfcest_env.types import FinishReason, TurnKey
+from selfcest_env.types import FinishReason
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, succeeded
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
@@ -25,6 +27,17 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class AdoraOptions(WrapperOptions):
+    """Options, besides `scheme`.
+
+    Attributes:
+        factor: multiplies the credit of a group that is not favoured.
+        length: cost measure that is the length of an episode, for the rule `length` only.
+        term: reward term that is above 0 for a right episode.
+        rule: decides which groups are favoured.
+        at_most: largest share of right episodes, for the rule `difficulty` only.
+        gain: multiplies the credit of a favoured group.
+    """
+
     factor: NotNegative = 0.1
     length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
     term: str = "correct"
@@ -39,9 +52,9 @@ class AdoraOptions(WrapperOptions):
 
 class Adora(WrapperScheme):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1) and `gain` (default 1);
-    `rule`, `length` (default) or `difficulty`; `length`, a cost (default `generated_tokens`); `at_most`, the share of
-    right episodes (default 0.5); `term`, the reward term that is above 0 for a right episode (default `correct`).
-    `length` is of the rule `length` alone, `at_most` of `difficulty` alone: with the other one it is refused."""
+    `rule`, `length` (default) or `difficulty`; `length`, a cost measure (default `generated_tokens`), only for the rule
+    `length`; `at_most`, a share of right episodes (default 0.5), only for the rule `difficulty`; `term` (default
+    `correct`), the reward term that is above 0 for a right episode."""
 
     name: ClassVar[str] = "adora"
     formula: ClassVar[str] = (
@@ -56,24 +69,33 @@ class Adora(WrapperScheme):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
-        right = [getattr(e.cost, self.options.length) for e in group.episodes if succeeded(e, self.options.term)]
-        if self.options.rule == "length":
-            wrong = [
-                getattr(e.cost, self.options.length)
-                for e in group.episodes
-                if not succeeded(e, self.options.term) and not _was_cut(e)
-            ]
-            favoured = bool(right) and (not wrong or max(right) > np.mean(wrong))
-        else:
-            favoured = 0 < len(right) <= self.options.at_most * len(group.episodes)
-        factor = self.options.gain if favoured else self.options.factor
-        advantage: dict[TurnKey, Advantage] = {
-            key: tuple(factor * one for one in value) if isinstance(value, tuple) else factor * value
-            for key, value in credit.advantage.items()
-        }
-        return replace(
-            credit, advantage=advantage, diagnostics={**credit.diagnostics, "favoured_share": float(favoured)}
-        )
+        is_favoured = self._is_favoured(group)
+        factor = self.options.gain if is_favoured else self.options.factor
+        advantage = {key: _scale(value, factor) for key, value in credit.advantage.items()}
+        diagnostics = {**credit.diagnostics, "favoured_share": float(is_favoured)}
+        return replace(credit, advantage=advantage, diagnostics=diagnostics)
+
+    def _is_favoured(self, group: EpisodeGroup) -> bool:
+        right = [episode for episode in group.episodes if succeeded(episode, self.options.term)]
+        if self.options.rule == "difficulty":
+            return 0 < len(right) <= self.options.at_most * len(group.episodes)
+        if not right:
+            return False
+        # A wrong episode that was cut says nothing about the length of wrong answers.
+        wrong = [e for e in group.episodes if not succeeded(e, self.options.term) and not _was_cut(e)]
+        if not wrong:
+            return True
+        return bool(max(map(self._get_length, right)) > np.mean([self._get_length(episode) for episode in wrong]))
+
+    def _get_length(self, episode: EpisodeRecord) -> int:
+        length: int = getattr(episode.cost, self.options.length)
+        return length
+
+
+def _scale(value: Advantage, factor: float) -> Advantage:
+    if isinstance(value, tuple):
+        return tuple(factor * token_value for token_value in value)
+    return factor * value
 
 
 def _was_cut(episode: EpisodeRecord) -> bool:

@@ -1,10 +1,12 @@
-"""`branches` credits a clone's turns against alternatives drawn in the same place, and trains on all of them, after C3
-(arXiv 2603.06859). If it works, the gradient has less variance than that of `coma` for the same replayed tokens.
+"""`branches` credits a clone's turns against alternatives drawn in the same context, and trains on all of them.
+
+Source: C3 (arXiv 2603.06859). There two agents have fixed roles. Here any clone has alternatives, also a clone that is
+born in an alternative. docs/methods.md has the rest.
 
     A_i = R_i - mean_{j != i} R_j   for c's turns in the episode, i = 0, and in n replays that resample them,
                                     each with weight 1 / (n + 1)
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: a gradient of less variance than that of `coma` for the same replayed tokens.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ from selfcest_training.credit.counterfactual import select_clones
 
 @dataclass(frozen=True)
 class Branches(CreditAssigner, Checked):
-    """Options: `samples`, alternatives per clone (default 1); `max_share` of the clones that have them (default 1);
-    `nested`, clones that are born in alternatives are credited there too (default false; of all clones)."""
+    """Options: `samples`, the alternatives of a clone (default 1); `max_share`, the share of clones that have them
+    (default 1); `nested`, whether clones that are born in alternatives are credited there too (default false; it needs
+    a `max_share` of 1)."""
 
     name: ClassVar[str] = "branches"
     formula: ClassVar[str] = (
@@ -54,45 +57,50 @@ class Branches(CreditAssigner, Checked):
             raise ConfigError(f"max_share is {self.max_share} and nested true; expected a max_share of 1 with nested")
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        return [
-            replay
-            for episode in group.episodes
-            for clone in select_clones(episode, self.max_share)
-            for replay in self._of(episode.episode_id, clone.agent_id)
-        ]
-
-    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
-        return [
-            replay
-            for clone in select_clones(episode, self.max_share if self.nested else 0.0)
-            for first in self._of(episode.episode_id, clone.agent_id)
-            for agent_id, turns in turn_counts[first].items()
-            if agent_id.parent == clone.agent_id and turns
-            for replay in self._of(str(first), agent_id)
-        ]
-
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        advantage, weight = broadcast(group, leave_one_out(group)), dict[TurnKey, float]()
-
-        def credit(born_in: EpisodeRecord, clone: AgentId, share: float) -> list[EpisodeRecord]:
-            alternatives = [replayed[replay] for replay in self._of(born_in.episode_id, clone)]
-            draws = [born_in, *alternatives]
-            for record, value in zip(draws, subtract_mean_of_others([draw.team_return for draw in draws]), strict=True):
-                turns = [key for key, _ in record.turns() if key.agent_id == clone]
-                advantage.update(dict.fromkeys(turns, value))
-                weight.update(dict.fromkeys(turns, share / len(draws)))
-            return alternatives
-
-        per_draw = 1 / (1 + self.samples) if self.nested else 1.0
+        replays: list[Replay] = []
         for episode in group.episodes:
             for clone in select_clones(episode, self.max_share):
-                alternatives = credit(episode, clone.agent_id, 1.0 if clone.parent_id == ROOT else per_draw)
-                for record in alternatives if self.nested else ():
-                    for agent in record.agents:
-                        if agent.parent_id == clone.agent_id and agent.turns:
-                            credit(record, agent.agent_id, per_draw)
+                replays += self._make_replays(episode.episode_id, clone.agent_id)
+        return replays
+
+    def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
+        """Return alternatives for the clones that are born in alternatives of their parent."""
+        replays: list[Replay] = []
+        if self.nested:
+            for clone in select_clones(episode, self.max_share):
+                for first in self._make_replays(episode.episode_id, clone.agent_id):
+                    for agent_id, num_turns in turn_counts[first].items():
+                        if agent_id.parent == clone.agent_id and num_turns:
+                            replays += self._make_replays(str(first), agent_id)
+        return replays
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        # A clone that is born in one of several draws of its parent counts as often as this draw.
+        share_of_draw = 1 / (1 + self.samples) if self.nested else 1.0
+        births: list[tuple[EpisodeRecord, AgentId, float]] = []  # a clone, the record in which it is born, its share
+        for episode in group.episodes:
+            for clone in select_clones(episode, self.max_share):
+                births.append((episode, clone.agent_id, 1.0 if clone.parent_id == ROOT else share_of_draw))
+                if self.nested:
+                    for alternative in self._get_alternatives(episode, clone.agent_id, replayed):
+                        for agent in alternative.agents:
+                            if agent.parent_id == clone.agent_id and agent.turns:
+                                births.append((alternative, agent.agent_id, share_of_draw))
+        advantage = broadcast(group, leave_one_out(group))
+        weight: dict[TurnKey, float] = {}
+        for record, clone_id, share in births:
+            draws = [record, *self._get_alternatives(record, clone_id, replayed)]
+            values = subtract_mean_of_others([draw.team_return for draw in draws])
+            for draw, value in zip(draws, values, strict=True):
+                for key, _ in draw.turns():
+                    if key.agent_id == clone_id:
+                        advantage[key] = value
+                        weight[key] = share / len(draws)
         return Credit(advantage, weight=weight)
 
-    def _of(self, name: str, clone: AgentId) -> list[Replay]:
-        """Alternatives to a clone's turns in the episode, or the replay, of this id."""
-        return [Replay.of(name, {clone: Intervention.RESAMPLE}, sample) for sample in range(self.samples)]
+    def _get_alternatives(self, record: EpisodeRecord, clone: AgentId, replayed: Replayed) -> list[EpisodeRecord]:
+        return [replayed[replay] for replay in self._make_replays(record.episode_id, clone)]
+
+    def _make_replays(self, record_id: str, clone: AgentId) -> list[Replay]:
+        """Return the replays that resample a clone's turns in an episode or in another replay."""
+        return [Replay.of(record_id, {clone: Intervention.RESAMPLE}, sample) for sample in range(self.samples)]

@@ -1,9 +1,11 @@
-"""`critic` credits a clone's turns by learned values before and after them: COMA's critic for language models. If it
-works, clones learn as with `coma`, at no replayed tokens.
+"""`critic` credits a clone's turn by the difference of two learned values, before and after it.
+
+Source: COMA's critic (Foerster et al., arXiv 1705.08926, section 4), for language models. There the expectation over
+actions is a sum. Here the alternatives are all texts, so a second value head learns it. docs/methods.md has the rest.
 
     clones: A_t = Q(h after turn t) - V(h before turn t)     roots: rloo
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: clones learn as with `coma`, without replayed tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ import numpy as np
 
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.types import Role, TurnKey
-from selfcest_methods.value_head import FittedValues, ValueHead, features
+from selfcest_methods.value_head import FittedValues, ValueHead, build_features
 from selfcest_training.credit.base import Credit, Internals, Replayed, broadcast, leave_one_out
 
 
 @dataclass
-class Heads:
-    """The value before a turn, and after it."""
+class CriticHeads:
+    """Two value heads.
+
+    Attributes:
+        value: V, of the state before a turn.
+        action_value: Q, of the state after a turn.
+    """
 
     value: ValueHead
     action_value: ValueHead
@@ -35,7 +42,7 @@ class Heads:
         self.action_value.load_state_dict(state["action_value"])
 
 
-class Critic(FittedValues[Heads]):
+class Critic(FittedValues[CriticHeads]):
     """Options: `decay` and `ridge`, see `FittedValues`."""
 
     name: ClassVar[str] = "critic"
@@ -49,35 +56,51 @@ class Critic(FittedValues[Heads]):
 
     def _assign(self, group: EpisodeGroup, internals: Internals) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
-        if not self.state.value.fitted:
+        if not self.state.value.is_fitted:
             return Credit(advantage)
-        errors, returns = [], []
+        errors: list[float] = []
+        returns: list[float] = []  # of the episode of each clone's turn
         for episode in group.episodes:
-            clones = _clones(episode)
-            keys = [TurnKey(episode.episode_id, c.agent_id, t) for c in clones for t in range(len(c.turns))]
-            if keys:
-                after = self.state.action_value(features(episode, clones, internals, after=True))
-                before = self.state.value(features(episode, clones, internals))
-                advantage.update(zip(keys, (after - before).tolist(), strict=True))
-                errors += (episode.team_return - after).tolist()
-                returns += [episode.team_return] * len(keys)
+            clones = _get_acting_clones(episode)
+            if not clones:
+                continue
+            after = self.state.action_value(build_features(episode, clones, internals, after=True))
+            before = self.state.value(build_features(episode, clones, internals))
+            keys = _get_turn_keys(episode, clones)
+            advantage.update(zip(keys, (after - before).tolist(), strict=True))
+            errors += (episode.team_return - after).tolist()
+            returns += [episode.team_return] * len(keys)
         if not errors:
             return Credit(advantage)
-        missed = {"critic_error": float(np.mean(np.square(errors))), "return_variance": float(np.var(returns))}
-        return Credit(advantage, diagnostics=missed)
+        diagnostics = {"critic_error": float(np.mean(np.square(errors))), "return_variance": float(np.var(returns))}
+        return Credit(advantage, diagnostics=diagnostics)
 
     def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        found = [(episode, _clones(episode)) for group in groups for episode in group.episodes]
-        found = [(episode, clones) for episode, clones in found if clones]
-        if not found:
-            return
-        returns = np.array([e.team_return for e, clones in found for c in clones for _ in c.turns])
-        for head, after in ((self.state.value, False), (self.state.action_value, True)):
-            head.fit(np.concatenate([features(*pair, internals, after=after) for pair in found]), returns)
+        before = []
+        after = []
+        returns: list[float] = []
+        for group in groups:
+            for episode in group.episodes:
+                clones = _get_acting_clones(episode)
+                if clones:
+                    before.append(build_features(episode, clones, internals))
+                    after.append(build_features(episode, clones, internals, after=True))
+                    returns += [episode.team_return] * len(_get_turn_keys(episode, clones))
+        if returns:
+            self.state.value.fit(np.concatenate(before), np.array(returns))
+            self.state.action_value.fit(np.concatenate(after), np.array(returns))
 
-    def initial_state(self) -> Heads:
-        return Heads(self.new_head(), self.new_head())
+    def initial_state(self) -> CriticHeads:
+        return CriticHeads(self.new_head(), self.new_head())
 
 
-def _clones(episode: EpisodeRecord) -> list[AgentRecord]:
+def _get_acting_clones(episode: EpisodeRecord) -> list[AgentRecord]:
     return [agent for agent in episode.agents if agent.role is Role.CLONE and agent.turns]
+
+
+def _get_turn_keys(episode: EpisodeRecord, agents: Sequence[AgentRecord]) -> list[TurnKey]:
+    """Return the keys of all turns of these agents, in the order of the rows of `build_features`."""
+    keys: list[TurnKey] = []
+    for agent in agents:
+        keys += [TurnKey(episode.episode_id, agent.agent_id, turn) for turn in range(len(agent.turns))]
+    return keys

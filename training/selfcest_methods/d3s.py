@@ -1,18 +1,20 @@
-"""`d3s` trains on the rollouts whose advantages vary most and on their tokens of largest |A| times entropy, after D3S
-(Wang et al., arXiv 2509.22115). If it works, accuracy rises earlier per trained token, and ends no lower.
+"""`d3s` trains on the rollouts whose advantages vary most, and on their tokens with the largest |A| times entropy.
+
+Source: D3S (Wang et al., arXiv 2509.22115). There a rollout is one sequence. Here it is a tree, so rollouts are chosen
+by their mean advantage. docs/methods.md has the rest.
 
     rollouts: the m = ceil(s_r n) of n episodes whose mean advantages have the largest variance
     tokens: of these episodes the ceil(s_t T) of T with the largest |A_t| · H_t
     s(step) = s_0 + (1 - s_0) min(1, step / steps)
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: accuracy rises earlier per trained token, and ends no lower.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,17 +24,26 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import root_episode
 from selfcest_env.structure import Above, AtMost, Count
 from selfcest_env.types import TurnKey
+from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Internal, Internals, Promise, Replayed
 from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
 
-Kept = Annotated[float, Above(0), AtMost(1)]
+KeptShare = Annotated[float, Above(0), AtMost(1)]
 
 
 @dataclass(frozen=True)
 class D3sOptions(WrapperOptions):
-    rollouts: Kept = 0.5
-    tokens: Kept = 0.5
+    """Options, besides `scheme`.
+
+    Attributes:
+        rollouts, tokens: shares that are kept at step 0.
+        steps: number of steps after which everything is kept.
+        across: whether the rollouts of a step compete, or those of each group.
+    """
+
+    rollouts: KeptShare = 0.5
+    tokens: KeptShare = 0.5
     steps: Count = 100
     across: Literal["step", "group"] = "step"
 
@@ -60,25 +71,26 @@ class D3s(CountsSteps, WrapperScheme):
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
-        pairs = []
-        for group, of_group in zip(groups, replayed, strict=True):
-            pairs.append((group, self.assign(group, of_group)))
+        inner_credits = super().assign_step(groups, replayed, internals)
+        pairs = list(zip(groups, inner_credits, strict=True))
         if self.options.across == "step":
-            return self._down_sampled(pairs, internals)
+            return self._down_sample(pairs, internals)
         credits: list[Credit] = []
         for pair in pairs:
-            credits += self._down_sampled([pair], internals)
+            credits += self._down_sample([pair], internals)
         return credits
 
-    def _down_sampled(self, pool: Sequence[tuple[EpisodeGroup, Credit]], internals: Internals) -> list[Credit]:
+    def _down_sample(self, pool: Sequence[tuple[EpisodeGroup, Credit]], internals: Internals) -> list[Credit]:
         """Return the credits of a pool of groups, without the rollouts and tokens that are dropped."""
         # The kept shares grow from their options to 1 over `steps` steps.
         progress = min(1.0, self.state.steps / self.options.steps)
         rollout_share = self.options.rollouts + (1 - self.options.rollouts) * progress
         token_share = self.options.tokens + (1 - self.options.tokens) * progress
-        episodes = [(episode, credit) for group, credit in pool for episode in group.episodes]
-        chosen = _most_varied([_mean_advantage(*pair) for pair in episodes], rollout_share)
-        kept_ids = {episodes[position][0].episode_id for position in chosen}
+        episodes: list[tuple[EpisodeRecord, Credit]] = []
+        for group, credit in pool:
+            episodes += [(episode, credit) for episode in group.episodes]
+        mean_advantages = [_compute_mean_advantage(episode, credit) for episode, credit in episodes]
+        kept_ids = {episodes[i][0].episode_id for i in find_most_varied(mean_advantages, rollout_share)}
         scores: dict[TurnKey, npt.NDArray[Any]] = {}  # |A| H of every token of the kept episodes
         for episode, credit in episodes:
             if episode.episode_id not in kept_ids:
@@ -91,10 +103,10 @@ class D3s(CountsSteps, WrapperScheme):
         threshold = 0.0
         if len(descending) and token_share < 1:
             threshold = descending[math.ceil(token_share * len(descending)) - 1]
-        return [_without(group, credit, kept_ids, scores, threshold) for group, credit in pool]
+        return [_keep_highest(group, credit, kept_ids, scores, threshold) for group, credit in pool]
 
 
-def _most_varied(values: Sequence[float], share: float) -> set[int]:
+def find_most_varied(values: Sequence[float], share: float) -> set[int]:
     """Return the positions of the share of the values that has the largest variance."""
     count = math.ceil(share * len(values))
     if not count:
@@ -107,7 +119,7 @@ def _most_varied(values: Sequence[float], share: float) -> set[int]:
     return {int(order[position]) for position in best}
 
 
-def _mean_advantage(episode: EpisodeRecord, credit: Credit) -> float:
+def _compute_mean_advantage(episode: EpisodeRecord, credit: Credit) -> float:
     advantages = [
         _per_token(credit.advantage.get(key, 0.0), len(turn.generation.token_ids)) for key, turn in episode.turns()
     ]
@@ -115,34 +127,35 @@ def _mean_advantage(episode: EpisodeRecord, credit: Credit) -> float:
     return float(per_token.mean()) if len(per_token) else 0.0
 
 
-def _without(
+def _keep_highest(
     group: EpisodeGroup,
     credit: Credit,
     kept_ids: set[str],
     scores: Mapping[TurnKey, npt.NDArray[Any]],
     threshold: float,
 ) -> Credit:
-    """Return the credit of a group without the episodes and the tokens that are dropped."""
+    """Return the credit of a group without the dropped episodes, and with 0 for the dropped tokens.
+
+    Args:
+        group: the group.
+        credit: of the inner scheme.
+        kept_ids: ids of the episodes that are kept.
+        scores: |A| H of every token of these episodes, by turn.
+        threshold: lowest score of a token that is kept.
+    """
     advantage: dict[TurnKey, Advantage] = {}
     for key, value in credit.advantage.items():
         if key in scores and (scores[key] < threshold).any():
             advantage[key] = tuple(np.where(scores[key] < threshold, 0.0, value).tolist())
         elif root_episode(key.episode_id) in kept_ids:
             advantage[key] = value
-    turns: list[TurnKey] = []
-    for episode in group.episodes:
-        turns += [key for key, _ in episode.turns()]
     diagnostics = {"kept_rollouts": float(np.mean([episode.episode_id in kept_ids for episode in group.episodes]))}
-    is_kept = [scores[key] >= threshold for key in turns if key in scores]
+    is_kept: list[npt.NDArray[Any]] = []  # whether each token of a kept episode is kept, by turn
+    for episode in group.episodes:
+        is_kept += [scores[key] >= threshold for key, _ in episode.turns() if key in scores]
     if sum(map(len, is_kept)):
         diagnostics["kept_tokens"] = float(np.mean(np.concatenate(is_kept)))
-    return replace(
-        credit,
-        advantage=advantage,
-        excluded=frozenset(key for key in turns if key not in advantage),
-        diagnostics={**credit.diagnostics, **diagnostics},
-        weight={key: value for key, value in credit.weight.items() if key in advantage},
-    )
+    return select_turns(credit, group, advantage, diagnostics)
 
 
 def _per_token(value: Advantage, length: int) -> npt.NDArray[Any]:

@@ -1,10 +1,11 @@
-"""`decision` gives credit to one turn alone: the root's first, in which it delegates or answers, as A2FM and AdaSearch
-train a decision by itself. If it works, the share of delegated instances moves toward the forced choice that earns
-more.
+"""`decision` gives credit to the first turn of the root only, in which it delegates or answers.
 
-    the root's turn 0: A = mean of A_j over the episodes j that decided as this one did;   every other turn is excluded
+Source: A2FM (arXiv 2510.12838) and AdaSearch (arXiv 2512.16883) train a decision by itself; the average over equal
+decisions is that of SALT (arXiv 2510.20022). Here the decision is a turn of the episode. docs/methods.md has the rest.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    the root's turn 0: A = mean of A_j over the episodes j of the group with the same decision;   all else is excluded
+
+Expected effect: the share of delegated instances moves toward the forced choice that earns more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count
 from selfcest_env.types import ROOT, Outcome, TurnKey
+from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
@@ -24,6 +26,13 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class DecisionOptions(WrapperOptions):
+    """Options, besides `scheme`.
+
+    Attributes:
+        average: whether the advantages of equal decisions are averaged.
+        tokens: number of tokens of the turn that train, from its beginning; `None`: all.
+    """
+
     average: bool = True
     tokens: Annotated[Count | None, "null: the whole turn"] = None
 
@@ -44,22 +53,32 @@ class Decision(WrapperScheme):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
-        found = {
-            TurnKey(episode.episode_id, ROOT, 0): episode.root.turns[0]
-            for episode in group.episodes
-            if episode.root.turns
-        }
-        own = {key: float(np.mean(credit.advantage[key])) for key in found if key in credit.advantage}
-        delegated = {key: found[key].facts.outcome in (Outcome.DELEGATED, Outcome.REFUSED) for key in own}
-        alike = {choice: [own[key] for key in own if delegated[key] is choice] or [0.0] for choice in (True, False)}
+        decisions: dict[TurnKey, tuple[bool, float]] = {}  # whether the root delegated, and its advantage
+        num_tokens: dict[TurnKey, int] = {}
+        for episode in group.episodes:
+            key = TurnKey(episode.episode_id, ROOT, 0)
+            if episode.root.turns and key in credit.advantage:
+                turn = episode.root.turns[0]
+                # A refused call is a decision to delegate.
+                delegated = turn.facts.outcome in (Outcome.DELEGATED, Outcome.REFUSED)
+                decisions[key] = (delegated, float(np.mean(credit.advantage[key])))
+                num_tokens[key] = len(turn.generation.token_ids)
+        mean_by_decision: dict[bool, float] = {}
+        for choice in (True, False):
+            advantages = [value for delegated, value in decisions.values() if delegated is choice]
+            if advantages:
+                mean_by_decision[choice] = float(np.mean(advantages))
         advantage: dict[TurnKey, Advantage] = {}
-        for key, value in own.items():
-            chosen = float(np.mean(alike[delegated[key]])) if self.options.average else value
-            length = len(found[key].generation.token_ids)
-            first = length if self.options.tokens is None else min(self.options.tokens, length)
-            advantage[key] = chosen if first == length else (chosen,) * first + (0.0,) * (length - first)
-        every = (key for episode in group.episodes for key, _ in episode.turns())
-        gap = {"gap": float(np.mean(alike[True]) - np.mean(alike[False]))} if len(set(delegated.values())) == 2 else {}
-        weight = {key: value for key, value in credit.weight.items() if key in advantage}
-        excluded = frozenset(key for key in every if key not in advantage)
-        return Credit(advantage, excluded, {**credit.diagnostics, **gap}, weight)
+        for key, (delegated, turn_advantage) in decisions.items():
+            value = mean_by_decision[delegated] if self.options.average else turn_advantage
+            advantage[key] = self._credit_first_tokens(value, num_tokens[key])
+        diagnostics = {}
+        if len(mean_by_decision) == 2:
+            diagnostics["gap"] = mean_by_decision[True] - mean_by_decision[False]
+        return select_turns(credit, group, advantage, diagnostics)
+
+    def _credit_first_tokens(self, value: float, length: int) -> Advantage:
+        """Return the advantage of a turn of this length whose first tokens have this value."""
+        if self.options.tokens is None or self.options.tokens >= length:
+            return value
+        return (value,) * self.options.tokens + (0.0,) * (length - self.options.tokens)

@@ -1,20 +1,23 @@
-"""`downsampled` takes baselines from the whole group and trains on a balanced part of it, after Reinforce-Ada (arXiv
-2510.04996). If it works, hard tasks contribute gradient with the compute of a small group.
+"""`downsampled` takes baselines from the whole group and trains on a balanced part of it.
 
-    A as the scheme `scheme` has it of all N;   n episodes train, half right and half wrong where there are as many;
-    all turns of the others are excluded;   reweigh: of s right ones among N, k of which train, each weighs s n / (k N)
+Source: Reinforce-Ada (arXiv 2510.04996), the down-sampling of its groups. Here any scheme can give the credit, and
+`reweigh` is an addition. It is the counterpart of the group filter `reinforce_ada`. docs/methods.md has the rest.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    A as the scheme `scheme` has it for all N episodes; n of them train, half right and half wrong if there are as many
+    reweigh: if k of s right episodes train, each of them weighs s n / (k N); wrong ones likewise
+
+Expected effect: hard tasks contribute gradient with the compute of a small group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import root_episode
 from selfcest_env.structure import Count
+from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed, succeeded
 from selfcest_training.credit.chance import draw_index
@@ -23,14 +26,23 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class DownsampledOptions(WrapperOptions):
+    """Options, besides `scheme`.
+
+    Attributes:
+        size: n, the number of episodes that train.
+        term: reward term that is above 0 for a right episode.
+        reweigh: whether the trained episodes weigh as much as those of their outcome together.
+    """
+
     size: Count = 8
     term: str = "correct"
     reweigh: bool = False
 
 
 class Downsampled(WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (8), n; `term` (`correct`), the term of
-    the reward that is above 0 for a right episode; `reweigh` (false)."""
+    """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (default 8), the number of episodes
+    that train; `term` (default `correct`), the reward term that is above 0 for a right episode; `reweigh` (default
+    false)."""
 
     name: ClassVar[str] = "downsampled"
     formula: ClassVar[str] = "as `scheme` over the whole group; n of it train, half of them right"
@@ -45,27 +57,31 @@ class Downsampled(WrapperScheme):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
-        factors = self._factors(group)
+        factors = self._draw_episodes(group)
         advantage = {key: value for key, value in credit.advantage.items() if root_episode(key.episode_id) in factors}
-        weight = {key: value for key, value in credit.weight.items() if key in advantage}
-        if self.options.reweigh:
-            weight = {key: weight.get(key, 1.0) * factors[root_episode(key.episode_id)] for key in advantage}
-        every = {key for episode in group.episodes for key, _ in episode.turns()}
-        share = len(factors) / len(group.episodes)
-        diagnostics = {**credit.diagnostics, "trained_share": share}
-        return Credit(advantage, frozenset(every - advantage.keys()), diagnostics, weight)
+        diagnostics = {"trained_share": len(factors) / len(group.episodes)}
+        selected = select_turns(credit, group, advantage, diagnostics)
+        if not self.options.reweigh:
+            return selected
+        weight = {key: selected.weight.get(key, 1.0) * factors[root_episode(key.episode_id)] for key in advantage}
+        return replace(selected, weight=weight)
 
-    def _factors(self, group: EpisodeGroup) -> dict[str, float]:
-        """The episodes that train, each with the factor that lets it stand for those of its outcome."""
-        sides: tuple[list[EpisodeRecord], list[EpisodeRecord]] = ([], [])
+    def _draw_episodes(self, group: EpisodeGroup) -> dict[str, float]:
+        """Return the ids of the episodes that train, each with the weight s n / (k N)."""
+        right: list[EpisodeRecord] = []
+        wrong: list[EpisodeRecord] = []
         for episode in group.episodes:
-            sides[not succeeded(episode, self.options.term)].append(episode)
-        total, size = len(group.episodes), min(self.options.size, len(group.episodes))
-        right = min(len(sides[0]), max(size // 2, size - len(sides[1])))
-        factors = {}
-        for side, (episodes, count) in enumerate(zip(sides, (right, size - right), strict=True)):
+            outcome = right if succeeded(episode, self.options.term) else wrong
+            outcome.append(episode)
+        total = len(group.episodes)
+        size = min(self.options.size, total)
+        # Where one outcome has fewer than half of n, the other one fills up.
+        num_right = min(len(right), max(size // 2, size - len(wrong)))
+        weights: dict[str, float] = {}
+        for first_key, episodes, count in ((0, right, num_right), (total, wrong, size - num_right)):
             left = list(episodes)
             for k in range(count):
-                i = draw_index((1 / len(left),) * len(left), "who trains", group.episodes[0], side * total + k)
-                factors[left.pop(i).episode_id] = len(episodes) * size / (count * total)
-        return factors
+                # Keys of the two outcomes differ, so that their draws are independent.
+                i = draw_index((1 / len(left),) * len(left), "who trains", group.episodes[0], first_key + k)
+                weights[left.pop(i).episode_id] = len(episodes) * size / (count * total)
+        return weights

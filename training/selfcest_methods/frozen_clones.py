@@ -1,9 +1,11 @@
-"""`frozen_clones` keeps clones out of the loss in the first steps, after PARL (Kimi K2.5, arXiv 2602.02276). If it
-works, the root learns when to delegate while accuracy of clones stays, and both improve afterwards.
+"""`frozen_clones` keeps the turns of clones out of the loss in the first steps.
 
-    A as the scheme `scheme` has it;   steps 0 to `steps` - 1: every clone's turn is excluded;   from then on none
+Source: PARL (Kimi K2.5, arXiv 2602.02276). There sub-agents stay frozen. Here root and clones share
+their weights, so only the loss of clones is left out, and only at first. docs/methods.md has the rest.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    A as the scheme `scheme` has it;   steps 0 to `steps` - 1: every turn of a clone is excluded;   later none
+
+Expected effect: the root learns when to delegate while the accuracy of clones stays, and both improve afterwards.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import ClassVar
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Size
 from selfcest_env.types import ROOT
+from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
@@ -21,6 +24,12 @@ from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, Wrapp
 
 @dataclass(frozen=True)
 class FrozenClonesOptions(WrapperOptions):
+    """Options, besides `scheme`.
+
+    Attributes:
+        steps: number of steps without clones.
+    """
+
     steps: Size = 20
 
 
@@ -40,7 +49,5 @@ class FrozenClones(CountsSteps, WrapperScheme):
         credit = checks.assign(self.inner, group, replayed)
         if self.state.steps >= self.options.steps:
             return credit
-        kept = {key: value for key, value in credit.advantage.items() if key.agent_id == ROOT}
-        clones = {key for episode in group.episodes for key, _ in episode.turns() if key.agent_id != ROOT}
-        weight = {key: value for key, value in credit.weight.items() if key in kept}
-        return Credit(kept, credit.excluded | clones, credit.diagnostics, weight)
+        of_roots = {key: value for key, value in credit.advantage.items() if key.agent_id == ROOT}
+        return select_turns(credit, group, of_roots, {})

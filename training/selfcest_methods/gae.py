@@ -1,9 +1,12 @@
-"""`gae` estimates advantages of every agent by a learned value, after generalised advantage estimation (arXiv
-1506.02438). If it works, the gradient has less variance than that of `rloo` where episodes have many turns.
+"""`gae` estimates the advantages of every agent with a learned value, as a chain of its own turns.
+
+Source: generalised advantage estimation (Schulman et al., arXiv 1506.02438), without discounting. There an episode
+has one agent. Here every agent of the tree has a chain of its own, which ends in the team return.
+docs/methods.md has the rest.
 
     delta_t = V(h before turn t + 1) - V(h before turn t), after the last turn R - V;   A_t = sum_l lam^l delta_(t + l)
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: a gradient of less variance than that of `rloo` where episodes have many turns.
 """
 
 from __future__ import annotations
@@ -17,12 +20,18 @@ import numpy as np
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Share
 from selfcest_env.types import TurnKey
-from selfcest_methods.value_head import FittedValues, FittedValuesOptions, ValueHead, features
+from selfcest_methods.value_head import FittedValues, FittedValuesOptions, ValueHead, build_features
 from selfcest_training.credit.base import Advantage, Credit, Internals, Replayed
 
 
 @dataclass(frozen=True)
 class GaeOptions(FittedValuesOptions):
+    """Options, besides those of `FittedValues`.
+
+    Attributes:
+        lam: lambda, the decay of later differences per turn.
+    """
+
     lam: Share = 0.95
 
 
@@ -39,32 +48,37 @@ class Gae(FittedValues[ValueHead]):
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
-        if not self.state.fitted:
-            return [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
+        if not self.state.is_fitted:
+            return super().assign_step(groups, replayed, internals)
         return [self._assign(group, internals) for group in groups]
 
     def _assign(self, group: EpisodeGroup, internals: Internals) -> Credit:
         advantage: dict[TurnKey, Advantage] = {}
         for episode in group.episodes:
-            for agent in _acted(episode):
-                values = self.state(features(episode, [agent], internals))
-                delta = np.diff(values, append=episode.team_return)
-                later = 0.0
-                for turn in reversed(range(len(delta))):
-                    later = float(delta[turn]) + self.options.lam * later
-                    advantage[TurnKey(episode.episode_id, agent.agent_id, turn)] = later
+            for agent in _get_acting_agents(episode):
+                values = self.state(build_features(episode, [agent], internals))
+                deltas = np.diff(values, append=episode.team_return).tolist()
+                turn_advantage = 0.0
+                for turn in reversed(range(len(deltas))):
+                    turn_advantage = deltas[turn] + self.options.lam * turn_advantage
+                    advantage[TurnKey(episode.episode_id, agent.agent_id, turn)] = turn_advantage
         return Credit(advantage)
 
     def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        episodes = [episode for group in groups for episode in group.episodes if _acted(episode)]
-        if not episodes:
-            return
-        returns = np.array([episode.team_return for episode in episodes for a in _acted(episode) for _ in a.turns])
-        self.state.fit(np.concatenate([features(e, _acted(e), internals) for e in episodes]), returns)
+        features = []
+        returns: list[float] = []
+        for group in groups:
+            for episode in group.episodes:
+                agents = _get_acting_agents(episode)
+                if agents:
+                    features.append(build_features(episode, agents, internals))
+                    returns += [episode.team_return] * len(features[-1])
+        if features:
+            self.state.fit(np.concatenate(features), np.array(returns))
 
     def initial_state(self) -> ValueHead:
         return self.new_head()
 
 
-def _acted(episode: EpisodeRecord) -> list[AgentRecord]:
+def _get_acting_agents(episode: EpisodeRecord) -> list[AgentRecord]:
     return [agent for agent in episode.agents if agent.turns]

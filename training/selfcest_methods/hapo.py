@@ -1,12 +1,15 @@
-"""`hapo` scales each token's advantage by its entropy, after HAPO (Liu et al., arXiv 2509.16591). If it works, entropy
-falls more slowly than with `grpo`, and accuracy ends higher.
+"""`hapo` takes the baseline over the tokens of a group, and scales each token's advantage by its entropy.
+
+Source: HAPO (Liu et al., arXiv 2509.16591), its token-level group average and advantage redistribution, by the released
+code. Its temperature and clipping by entropy are not here, and h has the sign of the paper's text. docs/methods.md has
+the rest.
 
     A_k = (R_k - m) / (max(s, std_floor) + epsilon),   m, s: mean and std of R over all tokens of the group
     A_t = A_k (1 + beta h_t) if h_t <= 0 and |ratio_t - 1| < neutral,
-          A_k (1 + beta h_t) if h_t > 0 and |ratio_t - 1| >= neutral (never at lag 0, see below),   else A_k
+          A_k (1 + beta h_t) if h_t > 0 and |ratio_t - 1| >= neutral (never without staleness),   else A_k
     h = ln H - its pivot quantile over all tokens of the step, divided on each side of 0 by its extreme: in [-1, 1]
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: entropy falls more slowly than with `grpo`, and accuracy ends higher.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from selfcest_env.record import EpisodeGroup
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.structure import Checked, NotNegative, Positive, Share
 from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import (
@@ -38,8 +41,9 @@ _LEAST_ENTROPY = 1e-8  # as in the released code: its logarithm is finite
 
 @dataclass(frozen=True)
 class Hapo(CreditAssigner, Checked):
-    """Options: `std_floor` (default 0.25), `epsilon` (default 1e-6), `limit` (default 5), `beta` (default 1, at most 1:
-    more would turn the sign of tokens of low entropy), `pivot` (default 0.8), `neutral` (default 0.1)."""
+    """Options: `std_floor` (default 0.25) and `epsilon` (default 1e-6), of the division; `limit` (default 5), the |A|
+    from which a group falls back to `grpo`; `beta` (default 1), the strength of the scaling; `pivot` (default 0.8), the
+    quantile of entropies whose h is 0; `neutral` (default 0.1), the distance of the ratio from 1 that counts as 1."""
 
     name: ClassVar[str] = "hapo"
     formula: ClassVar[str] = "A = (R - token mean R) / token std R, times 1 + beta h for tokens by their entropy"
@@ -51,7 +55,7 @@ class Hapo(CreditAssigner, Checked):
     std_floor: NotNegative = 0.25
     epsilon: NotNegative = 1e-6
     limit: Positive = 5.0
-    beta: Share = 1.0
+    beta: Share = 1.0  # above 1 tokens of low entropy would change their sign
     pivot: Share = 0.8
     neutral: NotNegative = 0.1
 
@@ -59,11 +63,11 @@ class Hapo(CreditAssigner, Checked):
         """Return the credit without entropies, which has only the token-level average."""
         fallback = group_advantages(group, scale=True, std_floor=self.std_floor, epsilon=self.epsilon)
         returns = np.array([episode.team_return for episode in group.episodes])
-        tokens = [sum(len(turn.generation.token_ids) for _, turn in episode.turns()) for episode in group.episodes]
-        if not any(tokens):
+        num_tokens = [_count_tokens(episode) for episode in group.episodes]
+        if not any(num_tokens):
             return Credit(broadcast(group, fallback))
-        centred = returns - np.average(returns, weights=tokens)
-        std = float(np.sqrt(np.average(centred**2, weights=tokens)))
+        centred = returns - np.average(returns, weights=num_tokens)
+        std = float(np.sqrt(np.average(centred**2, weights=num_tokens)))
         divisor = max(std, self.std_floor) + self.epsilon
         advantages = centred / divisor if divisor else 0 * centred
         # The released code takes the group's own average where one advantage is too large.
@@ -73,29 +77,36 @@ class Hapo(CreditAssigner, Checked):
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
-        episodes = [episode for group in groups for episode in group.episodes]
-        turns = [(key, turn) for episode in episodes for key, turn in episode.turns()]
+        turns: list[tuple[TurnKey, Turn]] = []
+        for group in groups:
+            for episode in group.episodes:
+                turns += episode.turns()
         entropies = np.concatenate([*(internals[key].entropies for key, _ in turns), []])
-        heights = _heights(entropies, self.pivot)
-        factors: dict[TurnKey, npt.NDArray[Any]] = {}
+        step_heights = _compute_heights(entropies, self.pivot)
+        factors: dict[TurnKey, npt.NDArray[Any]] = {}  # of the tokens of each turn
+        start = 0
         for key, turn in turns:
-            # The turn's tokens come first; the rest is that of the turns after it.
-            h, heights = np.split(heights, [len(turn.generation.token_ids)])
+            end = start + len(turn.generation.token_ids)
+            heights = step_heights[start:end]
+            start = end
             ratio = np.exp(internals[key].logprobs - np.array(turn.generation.behavior_logprobs))
-            redistributed = (h > 0) != (np.abs(ratio - 1) < self.neutral)
-            factors[key] = np.where(redistributed, 1 + self.beta * h, 1.0)
+            is_neutral = np.abs(ratio - 1) < self.neutral
+            is_scaled = (heights > 0) != is_neutral
+            factors[key] = np.where(is_scaled, 1 + self.beta * heights, 1.0)
         credits = []
-        for group, of_group in zip(groups, replayed, strict=True):
-            advantage = self.assign(group, of_group).advantage
-            credits.append(Credit({key: _times(value, factors[key]) for key, value in advantage.items()}))
+        for credit in super().assign_step(groups, replayed, internals):
+            advantage: dict[TurnKey, Advantage] = {}
+            for key, value in credit.advantage.items():
+                advantage[key] = tuple((np.asarray(value) * factors[key]).tolist())
+            credits.append(Credit(advantage))
         return credits
 
 
-def _times(value: Advantage, factors: npt.NDArray[Any]) -> Advantage:
-    return tuple((np.asarray(value) * factors).tolist())
+def _count_tokens(episode: EpisodeRecord) -> int:
+    return sum(len(turn.generation.token_ids) for _, turn in episode.turns())
 
 
-def _heights(entropies: npt.NDArray[Any], pivot: float) -> npt.NDArray[Any]:
+def _compute_heights(entropies: npt.NDArray[Any], pivot: float) -> npt.NDArray[Any]:
     """Return the logarithm of each entropy, shifted so that the pivot quantile is 0 and scaled to [-1, 1]."""
     if not len(entropies):
         return entropies

@@ -1,10 +1,13 @@
-"""`hypervolume` raises the weights of reward terms after a step that dominates more of the objectives' space, after
-hypervolume-guided weights (Lu et al., arXiv 2509.11452). If it works, the front of accuracy and cost moves out in
-both.
+"""`hypervolume` raises the weights of reward terms after a step that dominates more of the objectives' space.
 
-    weight = terms[name] · (0.5 + 1.5 tanh(scale · dHV)),   dHV = HV(front and the step's point) - HV(front)
+Source: hypervolume-guided weights (Lu et al., arXiv 2509.11452), by the released code. There the points are of a
+validation set. Here they are of the rollouts, and every objective is relative to its reference. docs/methods.md has the
+rest.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+    weight = terms[name] * (0.5 + 1.5 tanh(scale * dHV)),   dHV = HV(front and the step's point) - HV(front)
+    a point has per objective its gain over `reference`, the mean over the step's episodes, at least 0
+
+Expected effect: the front of accuracy and cost moves out in both.
 """
 
 from __future__ import annotations
@@ -22,17 +25,24 @@ from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup, cost_measures
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Finite, NotEmpty, Positive
-from selfcest_methods.measures import measured
+from selfcest_methods.measures import measure_episodes
 from selfcest_training.stages.schedules import Weights
 
 Point = tuple[float, ...]
-_ROUNDING = 1e-12  # sums of slices differ by so much where volumes are equal
+_ROUNDING = 1e-12  # equal volumes can differ by so much, as sums of slices
 
 
 @stored_as(front="front", step="step", sums="sums", count="count")
 @dataclass
 class Front(PlainState):
-    """Points that gained, and the sums over the episodes of the step that was observed last."""
+    """What the schedule remembers.
+
+    Attributes:
+        front: points that gained volume, by objective in the order of `reference`.
+        step: the last observed step; -1 before any.
+        sums: of each objective over the episodes of this step.
+        count: number of these episodes.
+    """
 
     front: list[list[float]] = field(default_factory=list)
     step: int = -1
@@ -42,11 +52,13 @@ class Front(PlainState):
 
 @dataclass(frozen=True)
 class HypervolumeOptions(Checked):
-    """Attributes:
-    terms: weights by term, which the factor multiplies.
-    reference: by objective (a cost of `record.Cost`, or a reward term) the value that is worth nothing: the most
-        that a cost may be, the least of a term.
-    scale: of the gain in volume.
+    """Options of `Hypervolume`.
+
+    Attributes:
+        terms: weights of reward terms, which the factor multiplies.
+        reference: for each objective, which is a cost of `record.Cost` or a reward term, the value that is no gain: the
+            largest one of a cost, the smallest one of a term.
+        scale: factor of the gain in volume.
     """
 
     terms: Annotated[Weights, NotEmpty()]
@@ -63,50 +75,62 @@ class HypervolumeOptions(Checked):
 
 
 class Hypervolume(Stateful[Front]):
-    """Weights times a factor of the last gain in volume."""
+    """A reward schedule by the last gain in volume."""
 
     Options = HypervolumeOptions
     options: HypervolumeOptions
 
     def weights(self, step: int) -> Mapping[str, float]:
-        factor = 0.5 + 1.5 * math.tanh(self.options.scale * self._gain()) if self.state.count else 1.0
+        factor = 1.0
+        if self.state.count:
+            factor = 0.5 + 1.5 * math.tanh(self.options.scale * self._compute_gain())
         return {name: weight * factor for name, weight in self.options.terms.items()}
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """One point per step, the mean over its rounds; the one before joins the front if it gained."""
         state = self.state
+        # A step has one point, the mean over its rounds. It joins the front when the next step begins.
         if state.step != step:
-            if state.count and self._gain() > 0:
-                state.front.append(list(self._point()))
-            state.step, state.sums, state.count = step, [0.0] * len(self.options.reference), 0
-        found = [measured(name, groups, "hypervolume") for name in self.options.reference]
-        state.sums = [before + sum(values) for before, values in zip(state.sums, found, strict=True)]
-        state.count += len(found[0])
+            if state.count and self._compute_gain() > 0:
+                state.front.append(list(self._compute_point()))
+            state.step = step
+            state.sums = [0.0] * len(self.options.reference)
+            state.count = 0
+        values_by_objective = [measure_episodes(name, groups, "hypervolume") for name in self.options.reference]
+        state.sums = [total + sum(values) for total, values in zip(state.sums, values_by_objective, strict=True)]
+        state.count += len(values_by_objective[0])
 
-    def _point(self) -> Point:
-        """Gains of the step that was observed last."""
-        means = [total / self.state.count for total in self.state.sums]
-        pairs = zip(self.options.reference.items(), means, strict=True)
-        gains = [(bound - mean) / bound if name in cost_measures() else mean - bound for (name, bound), mean in pairs]
-        return tuple(max(0.0, gain) for gain in gains)
+    def _compute_point(self) -> Point:
+        """Return the gains of the last observed step."""
+        gains = []
+        for (name, bound), total in zip(self.options.reference.items(), self.state.sums, strict=True):
+            mean = total / self.state.count
+            gain = (bound - mean) / bound if name in cost_measures() else mean - bound
+            gains.append(max(0.0, gain))
+        return tuple(gains)
 
-    def _gain(self) -> float:
+    def _compute_gain(self) -> float:
+        """Return the volume that the point of the last observed step adds to that of the front."""
         front = [tuple(point) for point in self.state.front]
-        gain = volume([*front, self._point()]) - volume(front)
+        gain = compute_volume([*front, self._compute_point()]) - compute_volume(front)
         return gain if gain > _ROUNDING else 0.0
 
     def initial_state(self) -> Front:
         return Front(sums=[0.0] * len(self.options.reference))
 
 
-def volume(points: Sequence[Point]) -> float:
-    """What points dominate above the origin: slices along the first objective, the volumes of the rest in each."""
+def compute_volume(points: Sequence[Point]) -> float:
+    """Return the volume between the origin and what the points dominate.
+
+    The space is cut into slices at the first coordinates of the points. The volume of a slice is its width times the
+    volume of the other coordinates of the points that reach over it.
+    """
     if not points:
         return 0.0
     if len(points[0]) == 1:
         return max(point[0] for point in points)
     edges = np.unique([0.0, *(point[0] for point in points)])
-    slices = pairwise(edges.tolist())
-    return float(
-        sum((high - low) * volume([point[1:] for point in points if point[0] >= high]) for low, high in slices)
-    )
+    volume = 0.0
+    for low, high in pairwise(edges.tolist()):
+        reaching = [point[1:] for point in points if point[0] >= high]
+        volume += (high - low) * compute_volume(reaching)
+    return volume

@@ -1,11 +1,12 @@
-"""`lagrangian` sets the weight of a reward term by dual ascent on a bound, after RCPO (Tessler et al., arXiv
-1805.11074) and PID Lagrangian methods (arXiv 2007.03964). If it works, the bounded mean settles at its bound, and
-the return is the highest that the bound allows.
+"""`lagrangian` sets the weight of a reward term by dual ascent on a bound of a mean.
+
+Source: RCPO (Tessler et al., arXiv 1805.11074), and the proportional term of PID Lagrangian methods (arXiv 2007.03964).
+Here the error is relative to the bound, and there is no derivative term. docs/methods.md has the rest.
 
     error = (mean x - at_most) / |at_most|   or   (at_least - mean x) / |at_least|     (over the step's episodes)
-    integral <- clip(integral + rate · error, 0, most);   weight = clip(integral + proportional · error, 0, most)
+    integral <- clip(integral + rate * error, 0, most);   weight = clip(integral + proportional * error, 0, most)
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: the bounded mean settles at its bound, and the return is the highest that the bound allows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Finite, NotNegative, Positive
-from selfcest_methods.measures import measured
+from selfcest_methods.measures import measure_episodes
 from selfcest_training.stages.schedules import Weights
 
 _Bound = Annotated[float, Finite()] | None
@@ -30,29 +31,34 @@ _Bound = Annotated[float, Finite()] | None
 @stored_as(integral="integral", step="step", sum="sum", count="count")
 @dataclass
 class Multiplier(PlainState):
-    """The integral before the step that was observed last, that step, and the measure's sum over its episodes."""
+    """What the schedule remembers.
+
+    Attributes:
+        integral: before the last observed step.
+        step: the last observed step; -1 before any.
+        sum: of the measure over the episodes of this step.
+        count: number of these episodes.
+    """
 
     integral: float
     step: int = -1
     sum: float = 0.0
     count: int = 0
 
-    @property
-    def mean(self) -> float | None:
-        return self.sum / self.count if self.count else None
-
 
 @dataclass(frozen=True)
 class LagrangianOptions(Checked):
-    """Attributes:
-    term: whose weight is the multiplier.
-    measure: what is bounded, a cost of `record.Cost` or a reward term.
-    at_most, at_least: the bound on its mean; one of the two.
-    rate: of the integral, per step and unit of relative error.
-    proportional: of the error itself; 0: dual ascent alone.
-    start: the multiplier at step 0.
-    most: its upper bound.
-    terms: weights of other terms, which stay.
+    """Options of `Lagrangian`.
+
+    Attributes:
+        term: reward term whose weight is the multiplier.
+        measure: cost of `record.Cost`, or reward term, whose mean is bounded.
+        at_most, at_least: the bound; exactly one of the two must be set.
+        rate: of the integral, per step and unit of relative error.
+        proportional: weight of the error itself; 0: dual ascent only.
+        start: integral at step 0.
+        most: largest weight.
+        terms: fixed weights of other terms.
     """
 
     term: str
@@ -72,40 +78,48 @@ class LagrangianOptions(Checked):
         if self.start > self.most:
             raise ConfigError(f"start is {self.start:g}, above most = {self.most:g}; lower it, or raise most")
         if self.term in self.terms:
-            raise ConfigError(f"terms names '{self.term}', whose weight is the multiplier; leave it out")
+            raise ConfigError(f"terms has '{self.term}', whose weight is the multiplier; remove it from terms")
 
 
 class Lagrangian(Stateful[Multiplier]):
-    """The multiplier of a bound as the weight of a term."""
+    """A reward schedule with the multiplier of a bound."""
 
     Options = LagrangianOptions
     options: LagrangianOptions
 
     def weights(self, step: int) -> Mapping[str, float]:
-        integral, error = self._moved(self.state.integral, self.state.mean)
-        return {
-            **self.options.terms,
-            self.options.term: float(np.clip(integral + self.options.proportional * error, 0.0, self.options.most)),
-        }
+        error = self._compute_error()
+        weight = self._clip(self._update_integral(error) + self.options.proportional * error)
+        return {**self.options.terms, self.options.term: weight}
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """The multiplier moves once per step: by the mean over all rounds of the step before."""
         state = self.state
+        # The integral moves once per step, by the mean over all rounds of the step.
         if state.step != step:
-            state.integral, _ = self._moved(state.integral, state.mean)
-            state.step, state.sum, state.count = step, 0.0, 0
-        found = measured(self.options.measure, groups, "lagrangian")
-        state.sum += sum(found)
-        state.count += len(found)
+            state.integral = self._update_integral(self._compute_error())
+            state.step = step
+            state.sum = 0.0
+            state.count = 0
+        values = measure_episodes(self.options.measure, groups, "lagrangian")
+        state.sum += sum(values)
+        state.count += len(values)
 
-    def _moved(self, integral: float, mean: float | None) -> tuple[float, float]:
-        """The integral after a step of this mean, and its error."""
-        if mean is None:
-            return integral, 0.0
-        bound = self.options.at_most if self.options.at_most is not None else self.options.at_least
-        assert bound is not None
-        error = (mean - bound if self.options.at_most is not None else bound - mean) / (abs(bound) or 1.0)
-        return float(np.clip(integral + self.options.rate * error, 0.0, self.options.most)), error
+    def _compute_error(self) -> float:
+        """Return the relative error of the last observed step, positive where the bound is broken; 0 before any."""
+        if not self.state.count:
+            return 0.0
+        mean = self.state.sum / self.state.count
+        if self.options.at_most is not None:
+            return (mean - self.options.at_most) / (abs(self.options.at_most) or 1.0)
+        assert self.options.at_least is not None
+        return (self.options.at_least - mean) / (abs(self.options.at_least) or 1.0)
+
+    def _update_integral(self, error: float) -> float:
+        """Return the integral after the last observed step."""
+        return self._clip(self.state.integral + self.options.rate * error)
+
+    def _clip(self, weight: float) -> float:
+        return float(np.clip(weight, 0.0, self.options.most))
 
     def initial_state(self) -> Multiplier:
         return Multiplier(self.options.start)

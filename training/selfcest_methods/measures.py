@@ -1,29 +1,38 @@
-"""What a reward schedule may look at in the episodes of a step: costs, and reward terms, by name."""
+"""The measures of episodes that a reward schedule may use: costs and reward terms, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from selfcest_env.errors import ConfigError, did_you_mean
-from selfcest_env.record import EpisodeGroup, cost_measures
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
 
 
-def measured(name: str, groups: Sequence[EpisodeGroup], who: str) -> list[float]:
-    """A cost of `record.Cost`, or the unweighted value of a reward term, of every episode.
+def measure_episodes(name: str, groups: Sequence[EpisodeGroup], schedule: str) -> list[float]:
+    """Return a cost of `record.Cost`, or the unweighted value of a reward term, of every episode.
 
-    Raises `ConfigError` if it is neither.
+    Args:
+        name: of the cost or term.
+        groups: scored episodes.
+        schedule: name of the reward schedule, for the message.
+
+    Raises:
+        ConfigError: the name is neither a cost nor a term.
     """
-    found = []
-    for episode in (episode for group in groups for episode in group.episodes):
-        terms = episode.reward_terms or {}
-        if name in cost_measures():
-            found.append(float(getattr(episode.cost, name)))
-        elif name in terms:
-            found.append(terms[name])
-        else:
-            known = [*cost_measures(), *terms]
-            raise ConfigError(
-                f"reward schedule '{who}' measures {name!r}; expected a cost or a term of the reward, one of "
-                f"{', '.join(known)}.{did_you_mean(name, known)}"
-            )
-    return found
+    values: list[float] = []
+    for group in groups:
+        values += [_measure(name, episode, schedule) for episode in group.episodes]
+    return values
+
+
+def _measure(name: str, episode: EpisodeRecord, schedule: str) -> float:
+    terms = episode.reward_terms or {}
+    if name in cost_measures():
+        return float(getattr(episode.cost, name))
+    if name in terms:
+        return terms[name]
+    known = [*cost_measures(), *terms]
+    raise ConfigError(
+        f"reward schedule '{schedule}' measures {name!r}, which is neither a cost nor a term of the reward."
+        f"{did_you_mean(name, known)} Expected one of {', '.join(known)}"
+    )

@@ -1,10 +1,12 @@
-"""`salt` averages the advantages of equal steps in equal states within a group, after SALT (Li et al., arXiv
-2510.20022). If it works, steps that right and wrong episodes share get less credit, and accuracy rises in fewer
-steps.
+"""`salt` averages the advantages of equal steps in equal states within a group.
+
+Source: SALT (Li et al., arXiv 2510.20022), trajectories as a graph with shared steps. There a state is that of a text
+environment. Here it is what an agent was shown and did so far, and an action is what the game made of a turn.
+docs/methods.md has the rest.
 
     A_t = mean of A_u over the turns u of the group's episodes with (agent path, state, action) of t
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: steps that right and wrong episodes share get less credit, and accuracy rises in fewer steps.
 """
 
 from __future__ import annotations
@@ -18,12 +20,19 @@ from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Count
 from selfcest_env.types import Outcome, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
 @dataclass(frozen=True)
 class SaltOptions(WrapperOptions):
+    """Options, besides `scheme`.
+
+    Attributes:
+        history: number of last blocks of an agent's context that are its state; `None`: all of its past.
+        thoughts: whether the text of a turn is part of its action.
+    """
+
     history: Annotated[Count | None, "null: all of the past"] = None
     thoughts: bool = False
 
@@ -43,47 +52,58 @@ class Salt(WrapperScheme):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
-        steps: dict[object, list[TurnKey]] = {}
+        keys_by_step: dict[object, list[TurnKey]] = {}
+        num_steps = 0
         for episode in group.episodes:
             for agent in episode.agents:
-                for turn, step in enumerate(self._steps(episode, agent)):
+                for turn, step in enumerate(self._identify_steps(episode, agent)):
                     key = TurnKey(episode.episode_id, agent.agent_id, turn)
+                    # A turn with an advantage per token stays as it is.
                     if isinstance(credit.advantage.get(key), float):
-                        steps.setdefault(step, []).append(key)
-        shared = [keys for keys in steps.values() if len(keys) > 1]
-        means = {key: float(np.mean([credit.advantage[key] for key in keys])) for keys in shared for key in keys}
-        share = len(means) / max(1, sum(map(len, steps.values())))
-        diagnostics = {**credit.diagnostics, "shared_steps": share}
-        return replace(credit, advantage={**credit.advantage, **means}, diagnostics=diagnostics)
+                        keys_by_step.setdefault(step, []).append(key)
+                        num_steps += 1
+        advantage: dict[TurnKey, Advantage] = dict(credit.advantage)
+        num_shared = 0
+        for keys in keys_by_step.values():
+            if len(keys) > 1:
+                mean = float(np.mean([credit.advantage[key] for key in keys]))
+                advantage.update(dict.fromkeys(keys, mean))
+                num_shared += len(keys)
+        diagnostics = {**credit.diagnostics, "shared_steps": num_shared / max(1, num_steps)}
+        return replace(credit, advantage=advantage, diagnostics=diagnostics)
 
-    def _steps(self, episode: EpisodeRecord, agent: AgentRecord) -> list[object]:
-        """Per turn of an agent what names the step."""
-        seen: tuple[object, ...] = ()
-        found: list[object] = []
-        for turn in agent.turns:
-            generation = turn.generation
-            seen = (*seen, (generation.prompt_ids, *_replies(episode, agent, len(found))))
-            action = (
-                *_action(episode, agent, len(found)),
-                *((generation.text, generation.token_ids) * self.options.thoughts),
-            )
-            state = seen if self.options.history is None else seen[-2 * self.options.history + 1 :: 2]
-            found.append((agent.agent_id, agent.objective, agent.shared_context, state, action))
-            seen = (*seen, action)
-        return found
+    def _identify_steps(self, episode: EpisodeRecord, agent: AgentRecord) -> list[object]:
+        """Return a hashable value for each turn of an agent; equal values are the same step."""
+        # Alternates: what the agent was shown before a turn, and the action of the turn.
+        past: list[object] = []
+        steps: list[object] = []
+        for index, turn in enumerate(agent.turns):
+            # Replies are named besides the prompt ids, because a policy of text has no ids.
+            past.append((turn.generation.prompt_ids, *_get_replies(episode, agent, index)))
+            action = _describe_action(episode, agent, index)
+            if self.options.thoughts:
+                action = (*action, turn.generation.text, turn.generation.token_ids)
+            # With a limited history only what was shown counts, and the actions between do not.
+            state = past if self.options.history is None else past[-2 * self.options.history + 1 :: 2]
+            steps.append((agent.agent_id, agent.objective, agent.shared_context, tuple(state), action))
+            past.append(action)
+        return steps
 
 
-def _action(episode: EpisodeRecord, agent: AgentRecord, index: int) -> tuple[object, ...]:
-    """What a turn came to."""
+def _describe_action(episode: EpisodeRecord, agent: AgentRecord, index: int) -> tuple[object, ...]:
+    """Return what the game made of a turn."""
     facts = agent.turns[index].facts
-    asked = tuple((episode.by_id[child].objective, episode.by_id[child].shared_context) for child in facts.children)
-    last = agent.reply if facts.outcome is Outcome.ANSWERED else None
-    rest = agent.turns[index + 1 : index + 2] if facts.outcome is Outcome.READ else ()
-    read = tuple(turn.generation.prompt_ids for turn in rest)
-    return facts.outcome, facts.fault, asked, tuple(facts.refused.items()), last, read
+    children = [episode.by_id[child] for child in facts.children]
+    requests = tuple((clone.objective, clone.shared_context) for clone in children)
+    answer = agent.reply if facts.outcome is Outcome.ANSWERED else None
+    documents: tuple[object, ...] = ()
+    if facts.outcome is Outcome.READ:
+        # The documents that were read stand in the prompt of the next turn, if there is one.
+        documents = tuple(turn.generation.prompt_ids for turn in agent.turns[index + 1 : index + 2])
+    return facts.outcome, facts.fault, requests, tuple(facts.refused.items()), answer, documents
 
 
-def _replies(episode: EpisodeRecord, agent: AgentRecord, index: int) -> tuple[str | None, ...]:
-    """What the clones of the turn before replied, which a policy of text has no ids of."""
+def _get_replies(episode: EpisodeRecord, agent: AgentRecord, index: int) -> tuple[str | None, ...]:
+    """Return the replies of the clones that the turn before called."""
     children = agent.turns[index - 1].facts.children if index else ()
     return tuple(episode.by_id[child].reply for child in children)

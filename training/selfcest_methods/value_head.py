@@ -2,9 +2,10 @@
 
     V(x) = mean R + w (x - mean x) / std x,   w = argmin mean (R - V(x))^2 + ridge |w|^2
 
-All means are over what it was fitted on, of which each call of `fit` counts `decay` of the next: the head follows
-hidden states that move with the weights. Solved in closed form: there is no learning rate, no order of examples and no
-second optimiser, and the policy's own weights get no gradient from it. It keeps D x D numbers for D features, D = 2H.
+All means are over the turns it was fitted on, and each call of `fit` multiplies the weight of earlier turns by `decay`,
+so that the head follows hidden states that move with the weights of the policy. It is solved in closed form. There is
+no learning rate and no second optimiser, and the policy gets no gradient from it. It keeps D x D numbers for D = 2H
+features.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from selfcest_env.errors import CreditError
 from selfcest_env.plugin import HasState, Stateful
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import TurnKey
+from selfcest_methods.buckets import Floats
 from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
@@ -32,80 +33,104 @@ from selfcest_training.credit.base import (
     leave_one_out,
 )
 
-Floats = npt.NDArray[np.float64]
 S = TypeVar("S", bound=HasState)
 
 
 @dataclass
 class ValueHead:
-    """Weighted sums, all that a ridge regression needs: of 1, x, R, [D, D] products of features and x R."""
+    """A ridge regression that keeps sums and no examples.
+
+    Attributes:
+        decay: weight of a step's turns at the next step.
+        ridge: penalty of the standardised weights.
+    """
 
     decay: float
     ridge: float
+    # The keys are in checkpoints: count, and the sums x [D] of features, r of returns, xx [D, D] and xr [D] of
+    # products.
     _sums: dict[str, Floats] = field(default_factory=dict)
-    _fit: tuple[Floats, float] | None = None  # weights and intercept
+    _weights: Floats | None = None
+    _intercept: float = 0.0
 
     @property
-    def fitted(self) -> bool:
-        return self._fit is not None
+    def is_fitted(self) -> bool:
+        return self._weights is not None
 
     def __call__(self, features: Floats) -> Floats:
-        """[N] values of [N, D] features; 0 before the first fit."""
-        if self._fit is None:
+        """Return the values, [N], of features, [N, D]; 0 before the first fit.
+
+        Raises:
+            CreditError: the features are of another model than those of the fit.
+        """
+        if self._weights is None:
             return np.zeros(len(features))
-        weights, intercept = self._fit
-        if features.shape[1] != len(weights):
+        if features.shape[1] != len(self._weights):
             raise CreditError(
-                f"the critic was fitted on {len(weights)} features and is given {features.shape[1]}; go on with the "
-                "model that it was fitted on"
+                f"the critic was fitted on {len(self._weights)} features and is given {features.shape[1]}; resume with "
+                "the model that it was fitted on"
             )
-        return np.asarray(features @ weights + intercept)
+        return np.asarray(features @ self._weights + self._intercept)
 
     def fit(self, features: Floats, returns: Floats) -> None:
-        """Learn from [N, D] features and their [N] returns; without any it forgets nothing."""
+        """Learn from features, [N, D], and their returns, [N]; without any rows nothing changes."""
         if not len(features):
             return
-        new = {
+        new_sums = {
             "count": np.array([float(len(features))]),
             "x": features.sum(0),
             "r": np.array([returns.sum()]),
             "xx": features.T @ features,
             "xr": features.T @ returns,
         }
-        self._sums = {
-            name: self.decay * self._sums[name] + value if self._sums else value for name, value in new.items()
-        }
+        if self._sums:
+            new_sums = {name: self.decay * self._sums[name] + value for name, value in new_sums.items()}
+        self._sums = new_sums
         self._solve()
 
     def _solve(self) -> None:
-        count, x, r, xx, xr = (self._sums[name] for name in ("count", "x", "r", "xx", "xr"))
-        mean, mean_return = x / count, float(r[0] / count[0])
-        covariance = xx / count - np.outer(mean, mean)
-        scale = np.sqrt(np.maximum(np.diag(covariance), 1e-12 * np.maximum(np.diag(xx) / count, 1e-12)))
-        matrix = covariance / np.outer(scale, scale) + self.ridge * np.eye(len(x))
-        weights = np.linalg.solve(matrix, (xr / count - mean * mean_return) / scale) / scale
-        self._fit = weights, mean_return - float(mean @ weights)
+        count = self._sums["count"]
+        mean = self._sums["x"] / count
+        mean_return = float(self._sums["r"][0] / count[0])
+        second_moment = self._sums["xx"] / count
+        covariance = second_moment - np.outer(mean, mean)
+        # A constant feature has variance 0 up to rounding, which must not be divided by.
+        least_variance = 1e-12 * np.maximum(np.diag(second_moment), 1e-12)
+        std = np.sqrt(np.maximum(np.diag(covariance), least_variance))
+        matrix = covariance / np.outer(std, std) + self.ridge * np.eye(len(mean))
+        target = (self._sums["xr"] / count - mean * mean_return) / std
+        self._weights = np.linalg.solve(matrix, target) / std
+        self._intercept = mean_return - float(mean @ self._weights)
 
     def state_dict(self) -> Mapping[str, Any]:
-        import torch  # slow to import, and only checkpoints hold tensors
+        # torch is slow to import, and only checkpoints hold tensors.
+        import torch
 
         return {name: torch.from_numpy(value) for name, value in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sums, self._fit = {name: value.numpy().astype(np.float64) for name, value in state.items()}, None
+        self._sums = {name: value.numpy().astype(np.float64) for name, value in state.items()}
+        self._weights = None
         if self._sums:
             self._solve()
 
 
 @dataclass(frozen=True)
 class FittedValuesOptions(Checked):
+    """Options of `FittedValues`.
+
+    Attributes:
+        decay: weight of a step's returns at the next step.
+        ridge: penalty of the value heads.
+    """
+
     decay: Share = 0.95
     ridge: Annotated[float, Above(0)] = 0.01
 
 
 class FittedValues(Stateful[S], CreditAssigner):
-    """Base of the schemes with value heads. Options: `decay` (default 0.95), the weight of a step's returns against the
-    next's; `ridge` (default 0.01)."""
+    """Base of the schemes with value heads. Options: `decay` (default 0.95), the weight of a step's returns at the next
+    step; `ridge` (default 0.01)."""
 
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
@@ -118,26 +143,26 @@ class FittedValues(Stateful[S], CreditAssigner):
         return ValueHead(self.options.decay, self.options.ridge)
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        """What it is without having learned: `rloo`."""
+        """Return the credit before the first fit, which is that of `rloo`."""
         return Credit(broadcast(group, leave_one_out(group)))
 
 
-def features(
+def build_features(
     episode: EpisodeRecord, agents: Sequence[AgentRecord], internals: Internals, *, after: bool = False
 ) -> Floats:
-    """[N, 2H] of every turn of these agents: what the agent has seen, and what its parent had when it called.
+    """Return the features of every turn of these agents, [N, 2H].
 
-    Of the agent it is the state before the turn, or `after` it; of the parent that at the end of the call. A root's
-    parent is 0.
+    The first half is the hidden state of the agent before the turn, or after it with `after`. The second half is the
+    state of its parent at the end of the call; it is 0 for a root.
     """
     rows = []
     for agent in agents:
-        above = None
+        call_key = None
         if agent.parent_id is not None and agent.born_at is not None:
-            above = TurnKey(episode.episode_id, agent.parent_id, agent.born_at)
+            call_key = TurnKey(episode.episode_id, agent.parent_id, agent.born_at)
         for turn in range(len(agent.turns)):
-            found = internals[TurnKey(episode.episode_id, agent.agent_id, turn)]
-            own = found.after if after else found.before
-            parent = np.zeros_like(own) if above is None else internals[above].after
-            rows.append(np.concatenate([own, parent]))
+            turn_internals = internals[TurnKey(episode.episode_id, agent.agent_id, turn)]
+            agent_state = turn_internals.after if after else turn_internals.before
+            parent_state = np.zeros_like(agent_state) if call_key is None else internals[call_key].after
+            rows.append(np.concatenate([agent_state, parent_state]))
     return np.array(rows, dtype=np.float64)

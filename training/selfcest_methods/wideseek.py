@@ -1,27 +1,31 @@
-"""`wideseek` gives every agent of an episode the same weight in the loss, after WideSeek-R1 (arXiv 2602.04634). If it
-works, training stays stable when the number of clones grows.
+"""`wideseek` gives every agent of an episode the same weight in the loss.
+
+Source: WideSeek-R1 (arXiv 2602.04634), its mean on the level of agents and of tokens. The weight is the product of the
+factors `agent_level` and `turn_level` of its released code. docs/methods.md has the rest.
 
     A_t = A_k, with weight loss_denominator_tokens / (N_k * T_a), for every token t of agent a
+    N_k: agents of episode k that took a turn;   T_a: generated tokens of agent a
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Expected effect: training stays stable when the number of clones grows.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Positive
-from selfcest_env.types import TurnKey
+from selfcest_env.types import AgentId, TurnKey
 from selfcest_training.credit.base import Credit, Replayed, broadcast
 from selfcest_training.credit.grpo import Grpo
 
 
 @dataclass(frozen=True)
 class WideSeek(Grpo):
-    """Options: those of `grpo`, and `loss_denominator_tokens` as the variant's `rl` has it (default 100)."""
+    """Options: those of `grpo`, and `loss_denominator_tokens` (default 100), which must be equal to that of `rl`."""
 
     name: ClassVar[str] = "wideseek"
     formula: ClassVar[str] = (
@@ -32,7 +36,7 @@ class WideSeek(Grpo):
     loss_denominator_tokens: Positive = 100.0
 
     def check_constant(self, loss_denominator_tokens: float) -> None:
-        """Its weights undo the loss's division. Raises `ConfigError` if that is by another constant."""
+        """Raise `ConfigError` if the loss divides by another constant than the one that the weights undo."""
         if loss_denominator_tokens != self.loss_denominator_tokens:
             raise ConfigError(
                 f"loss_denominator_tokens of wideseek is {self.loss_denominator_tokens:g} and that of the loss "
@@ -42,10 +46,10 @@ class WideSeek(Grpo):
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         weight: dict[TurnKey, float] = {}
         for episode in group.episodes:
-            tokens = {
-                agent.agent_id: sum(len(turn.generation.token_ids) for turn in agent.turns) for agent in episode.agents
-            }
-            agents = sum(count > 0 for count in tokens.values())
+            num_tokens = Counter[AgentId]()
+            for key, turn in episode.turns():
+                num_tokens[key.agent_id] += len(turn.generation.token_ids)
+            num_agents = sum(count > 0 for count in num_tokens.values())
             for key, _ in episode.turns():
-                weight[key] = self.loss_denominator_tokens / (agents * tokens[key.agent_id])
+                weight[key] = self.loss_denominator_tokens / (num_agents * num_tokens[key.agent_id])
         return Credit(broadcast(group, self.per_episode(group)), weight=weight)
