@@ -280,9 +280,9 @@ def test_mistakes_are_named(run: RunConfig, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"--port {port} of 127.0.0.1 cannot be had" in said(str(run.folder), "--html", "--port", port)
+        assert f"--port {port} of 127.0.0.1 cannot be opened" in said(str(run.folder), "--html", "--port", port)
     for port in ("70000", "-1"):
-        assert f"--port {port} of 127.0.0.1 cannot be had" in said(str(run.folder), "--html", "--port", port)
+        assert f"--port {port} of 127.0.0.1 cannot be opened" in said(str(run.folder), "--html", "--port", port)
 
 
 STUDY = """
@@ -382,7 +382,7 @@ def test_another_sites_name_for_this_machine_is_refused(browser: Browser, report
     for hosts in ([], ["evil.example"], [f"evil.example:{port}"], ["127.0.0.1"], [f"127.0.0.1:{port + 1}"],
                   [f"127.0.0.1:{port}", "evil.example"]):  # fmt: skip
         status, _, body = browser("/", hosts=hosts)
-        assert (status, body) == (421, b"this server is for 127.0.0.1 alone\n"), hosts
+        assert (status, body) == (421, b"this server is only for 127.0.0.1\n"), hosts
     assert reports == [], "nothing was made for it"
     assert browser("/", hosts=[f"localhost:{port}"])[0] == 200
 
@@ -422,7 +422,7 @@ def test_a_thread_of_the_server_trusts_what_the_command_trusts(
     thread = threading.Thread(target=report.page)
     thread.start()
     thread.join()
-    assert "add --trust trivial" in report.trouble
+    assert "add --trust trivial" in report.error
 
 
 def test_the_real_page_of_a_run_that_still_trains(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,7 +287,7 @@ def test_names_and_texts_that_mean_harm_are_shown_and_run_nothing(browser: Any, 
 def test_a_watched_run_s_page_renews_itself_and_keeps_what_its_reader_chose(
     browser: Any, run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "RENEW_SECONDS", 4.0)
+    monkeypatch.setattr(serve, "MIN_RELOAD_SECONDS", 4.0)
     monkeypatch.setattr(serve, "_PAUSE", 0)
     for name in ("learning_figure", "frontier_figure", "delegation_figure"):  # seconds, for files that no page shows
         monkeypatch.setattr(page_of_report, name, lambda *given: [path.touch() for path in given[-1]])

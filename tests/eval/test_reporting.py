@@ -29,7 +29,7 @@ from selfcest_eval.report import study_report as report
 from selfcest_eval.report.findings import analyze, compare_best_baselines
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import group_metrics, learning
-from selfcest_eval.report.page import Trees, delegation_rows, result_rows, source_data
+from selfcest_eval.report.page import WorstEpisodes, delegation_rows, result_rows, source_data
 from selfcest_eval.report.pathologies import (
     MEANINGS,
     MIN_EPISODES,
@@ -343,7 +343,7 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
         report_on(made).answers[1].text
     )
-    [row] = source_data(report_on(made), Trees(tmp_path / "t.html"))["decisions"][0]["seeds"]
+    [row] = source_data(report_on(made), WorstEpisodes(tmp_path / "t.html"))["decisions"][0]["seeds"]
     assert (row["threshold"], row["f1"], row["regret"]) == (9, 1.0, pytest.approx(0.0))
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from selfcest_eval.html.page import Page, rounded
 from selfcest_eval.html.playing import Renderer
 from selfcest_eval.html.viewer import EpisodeView, viewer_page
@@ -25,56 +27,57 @@ from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import interval_heads, write_csv
 from selfcest_eval.report.verdict import SourceReport
 from selfcest_eval.stats.decision_table import MEANING, FamilyDecisions
-from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.statistics import Estimate
-from selfcest_eval.stats.table import Curves
 from selfcest_training.config_file import dump_config
 from selfcest_training.files import refuse_linked_folder, write_text
 from selfcest_training.session import gpu_seconds
 
-FIGURE_METRICS = 9  # panels of the figure of learning curves, the first of the page
+FIGURE_METRICS = 9  # panels of the figure of learning curves: the first ones of the page
 _BODY = '<main id="main"></main><div id="tip" role="status" class="tip" hidden></div>'
 
 
 @dataclass(frozen=True)
-class Trees:
-    """The worst episodes of a report, for the page of trees beside it.
+class WorstEpisodes:
+    """The worst episodes of a report, for the trace page beside it.
 
     Attributes:
-        page: its path.
-        places: one an episode, by the name that the page has for it: its id, with a number where another has it too.
+        page: path of the trace page.
+        occurrences: one of each episode, by its name on that page: its id, with a number where another has the same id.
     """
 
     page: Path
-    places: dict[str, Occurrence] = field(default_factory=dict)
+    occurrences: dict[str, Occurrence] = field(default_factory=dict)
 
-    def link(self, place: Occurrence) -> str:
-        """Where a turn is shown, from the page beside it. The episode is remembered for the page of trees."""
-        name = next((known for known, other in self.places.items() if other.record is place.record), None)
+    def link(self, occurrence: Occurrence) -> str:
+        """Return the link to a turn, relative to a page in the same folder, and keep its episode for the trace page."""
+        record = occurrence.record
+        name = next((name for name, other in self.occurrences.items() if other.record is record), None)
         if name is None:
-            same = sum(other.record.episode_id == place.record.episode_id for other in self.places.values())
-            name = place.record.episode_id + (f"~{same + 1}" if same else "")
-            self.places[name] = place
-        at = "/".join(quote(str(part), safe="") for part in (name, place.agent_id, place.turn))
-        return f"{quote(self.page.name)}#{at}"
+            num_same = sum(other.record.episode_id == record.episode_id for other in self.occurrences.values())
+            name = f"{record.episode_id}~{num_same + 1}" if num_same else record.episode_id
+            self.occurrences[name] = occurrence
+        anchor = "/".join(quote(str(part), safe="") for part in (name, occurrence.agent_id, occurrence.turn))
+        return f"{quote(self.page.name)}#{anchor}"
 
     def render(self, title: str, renderers: Sequence[Renderer]) -> str:
-        """The page of trees. Raises `RecordError` if nothing was linked."""
-        shown = [
-            EpisodeView(replace(place.record, episode_id=name), played_as=place.played_as)
-            for name, place in self.places.items()
-        ]
-        return viewer_page(title, shown, renderers, ()).render()
+        """Return the trace page as HTML. Raises `RecordError` if nothing was linked."""
+        views = []
+        for name, occurrence in self.occurrences.items():
+            record = replace(occurrence.record, episode_id=name)
+            views.append(EpisodeView(record, played_as=occurrence.played_as))
+        return viewer_page(title, views, renderers, ()).render()
 
 
 def write_report_page(
     reports: Sequence[SourceReport], out: Path, renderers_of: Callable[[Path], Sequence[Renderer]]
 ) -> list[Path]:
-    """Write the page; beside it NAME_files with figures as PNG and SVG and numbers as CSV, and NAME_trace.html.
+    """Write the page of a report, and beside it the folder NAME_files and the trace page NAME_trace.html.
+
+    The folder holds figures as PNG and SVG, and tables as CSV.
 
     Args:
         reports: of the sources that the page is about.
-        out: the page.
+        out: path of the page.
         renderers_of: rules that the episodes of a file may have been played by.
 
     Returns:
@@ -83,11 +86,11 @@ def write_report_page(
     folder = out.with_name(f"{out.stem}_files")
     refuse_linked_folder(folder)
     folder.mkdir(exist_ok=True)
-    trees = Trees(out.with_name(f"{out.stem}_trace.html"))
+    worst = WorstEpisodes(out.with_name(f"{out.stem}_trace.html"))
     written = [out]
     parts = []
     for number, report in enumerate(reports, 1):
-        data = source_data(report, trees)
+        data = source_data(report, worst)
         files = _write_files(report, data, folder, prefix=f"{number}_" if len(reports) > 1 else "")
         data["files"] = [f"{folder.name}/{path.name}" for path in files]
         written += files
@@ -101,17 +104,19 @@ def write_report_page(
         data={"report": {"sources": parts, "made": datetime.now(UTC).isoformat(" ", "minutes")}},
     )
     write_text(out, page.render())
-    if trees.places:
-        played_in = {place.file.parent: place.file for place in trees.places.values()}
-        renderers = [renderer for file in played_in.values() for renderer in renderers_of(file)]
-        write_text(trees.page, trees.render(f"Worst episodes: {names}", renderers))
-        written.append(trees.page)
+    if worst.occurrences:
+        # The files of one folder were played by the same rules.
+        file_by_folder = {occurrence.file.parent: occurrence.file for occurrence in worst.occurrences.values()}
+        renderers = list(chain.from_iterable(map(renderers_of, file_by_folder.values())))
+        write_text(worst.page, worst.render(f"Worst episodes: {names}", renderers))
+        written.append(worst.page)
     return written
 
 
-def source_data(report: SourceReport, trees: Trees) -> dict[str, Any]:
+def source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, Any]:
     """Return everything that the page shows of a source, as JSON values. Missing numbers are null."""
     source = report.source
+    sessions = [dict(line) for line in source.sessions]
     return {
         "name": source.name,
         "kind": "study" if source.run is None else "run",
@@ -128,12 +133,12 @@ def source_data(report: SourceReport, trees: Trees) -> dict[str, Any]:
         "variants": dict(zip(source.run.variants, source.final, strict=True)) if source.run else {},
         "rows": result_rows(source, report.findings.rows),
         "delegation": delegation_rows(source),
-        "decisions": [_decision(item, source) for item in source.decisions],
+        "decisions": [_decisions(item, source) for item in source.decisions],
         "decisions_meaning": MEANING.replace("*", ""),
-        "pathologies": _pathologies(source, trees),
+        "pathologies": _pathologies(source, worst),
         "jobs": [_job(job) for job in source.jobs],
-        "gpu_seconds": gpu_seconds([dict(one) for one in source.sessions]) if source.sessions else None,
-        "sessions": [dict(one) for one in source.sessions],
+        "gpu_seconds": gpu_seconds(sessions) if sessions else None,
+        "sessions": sessions,
         "config": dump_config(source.run or source.study),
     }
 
@@ -174,89 +179,69 @@ def result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
 
 
 def delegation_rows(source: Source) -> list[dict[str, Any]]:
-    """The share of instances that a policy delegates, and its clones, by size, of policies that choose by themselves.
+    """Return the share of instances delegated and the number of clones, by size, of policies that can choose.
 
-    At the largest budget; before RL and after. An instance whose prompt did not fit is left out.
+    They are those at the largest budget, before RL and after. An instance whose prompt did not fit is left out.
     """
-    found = []
-    choosing = [*source.before.values(), *source.final]
+    rows = []
     for curves in source.cells:
-        for name in choosing:
+        resampler = source.reading.resampler(curves)
+        for name in (*source.before.values(), *source.final):
             if name in curves.strategies and name not in source.reading.baselines:
-                found.append(
+                clones = curves.strategies[name][-1].cost("clones")
+                # An instance without a number of clones stays nan.
+                has_clones = np.where(np.isnan(clones), np.nan, clones > 0)
+                rows.append(
                     {
                         "family": curves.family,
                         "size": curves.size,
                         "strategy": source.reading.labels[name],
                         "before": name in source.before.values(),
-                        **_delegated(curves, curves.strategies[name][-1], source),
+                        "share": _interval(resampler.share(has_clones), within=(0.0, 1.0)),
+                        "clones": _interval(resampler.estimate(clones), within=(0.0, math.inf)),
                     }
                 )
-    return found
+    return rows
 
 
-def _delegated(curves: Curves, point: Point, source: Source) -> dict[str, Any]:
-    clones, resampler = point.cost("clones"), source.reading.resampler(curves)
-    share = (clones > 0).astype(float) + 0 * clones  # what has no clones to count stays nan
-    return {
-        "share": _interval(resampler.share(share), within=(0.0, 1.0)),
-        "clones": _interval(resampler.estimate(clones), within=(0.0, math.inf)),
-    }
-
-
-def _decision(item: FamilyDecisions, source: Source) -> dict[str, Any]:
-    seeds = [
-        {
-            "seed": seed,
-            "reward": judged.free.reward,
-            "always": judged.always.reward,
-            "never": judged.never.reward,
-            "threshold": None if math.isinf(judged.threshold) else judged.threshold,
-            "regret": judged.regret,
-            "precision": judged.precision,
-            "recall": judged.recall,
-            "f1": judged.f1,
-        }
-        for seed, judged in item.seeds.items()
-    ]
-    before = item.triple.free in source.before.values()
+def _decisions(item: FamilyDecisions, source: Source) -> dict[str, Any]:
+    seeds = []
+    for seed, decisions in item.seeds.items():
+        rewards = {"reward": decisions.free.reward}
+        rewards |= {"always": decisions.always.reward, "never": decisions.never.reward}
+        threshold = None if math.isinf(decisions.threshold) else decisions.threshold
+        rates = {key: getattr(decisions, key) for key in ("regret", "precision", "recall", "f1")}
+        seeds.append({"seed": seed, **rewards, "threshold": threshold, **rates})
     return {
         "family": item.family,
         "strategy": item.triple.free,
-        "before": before,
+        "before": item.triple.free in source.before.values(),
         "budget": item.budget,
         "seeds": seeds,
     }
 
 
-def _pathologies(source: Source, trees: Trees) -> list[dict[str, Any]]:
-    found = []
+def _pathologies(source: Source, worst: WorstEpisodes) -> list[dict[str, Any]]:
+    rows = []
     for (name, owner), count in source.pathologies.items():
-        worst = count.worst
-        shown = None
-        if worst is not None:
-            shown = {
-                "episode": worst.record.episode_id,
-                "place": f"{worst.agent_id}, turn {worst.turn}",
-                "file": _within(worst.file, source.folders),
-                "href": trees.link(worst),
+        place = None
+        if count.worst is not None:
+            place = {
+                "episode": count.worst.record.episode_id,
+                "place": f"{count.worst.agent_id}, turn {count.worst.turn}",
+                "file": _relative_path(count.worst.file, source.folders),
+                "href": worst.link(count.worst),
             }
-        found.append(
-            {
-                "name": name,
-                "meaning": MEANINGS[name],
-                "owner": owner,
-                "found": count.found,
-                "possible": count.possible,
-                "worst": shown,
-            }
-        )
-    return found
+        counts = {"found": count.found, "possible": count.possible}
+        rows.append({"name": name, "meaning": MEANINGS[name], "owner": owner, **counts, "worst": place})
+    return rows
 
 
-def _within(file: Path, folders: Sequence[Path]) -> str:
-    """A file's path inside the folder that it lies in, so that a page names no place of the machine that wrote it; of
-    several folders with the folder's name."""
+def _relative_path(file: Path, folders: Sequence[Path]) -> str:
+    """Return a file's path in its folder, and with the folder's name where there are several folders.
+
+    A page must not name the folders of the machine that wrote it.
+    """
     folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
     if folder is None:
         return file.name
@@ -277,35 +262,28 @@ def _job(job: JobLog) -> dict[str, Any]:
 
 
 def _learning_data(series: Sequence[Series]) -> dict[str, Any]:
-    return {
-        "groups": [
-            {"name": name, "panels": [{"metric": m, "title": title(m)} for m in metrics]}
-            for name, metrics in group_metrics(series).items()
-        ],
-        "variants": list(dict.fromkeys(one.variant for one in series)),
-        "series": [
-            {
-                "variant": one.variant,
-                "metric": one.metric,
-                "seeds": one.seeds,
-                "bins": [
-                    [rounded(b.step), rounded(b.sampled), _interval(b.estimate), [rounded(v) for v in b.seeds]]
-                    for b in one.bins
-                ],
-            }
-            for one in series
-        ],
-    }
+    groups = []
+    for name, metrics in group_metrics(series).items():
+        groups.append({"name": name, "panels": [{"metric": metric, "title": title(metric)} for metric in metrics]})
+    curves = []
+    for curve in series:
+        bins = []
+        for b in curve.bins:
+            seeds = [rounded(value) for value in b.seeds]
+            bins.append([rounded(b.step), rounded(b.sampled), _interval(b.estimate), seeds])
+        curves.append({"variant": curve.variant, "metric": curve.metric, "seeds": curve.seeds, "bins": bins})
+    variants = list(dict.fromkeys(curve.variant for curve in series))
+    return {"groups": groups, "variants": variants, "series": curves}
 
 
 def _interval(
     estimate: Estimate | None, within: tuple[float, float] = (-math.inf, math.inf)
 ) -> list[float | None] | None:
-    """Mean and ends, which are cut to what the quantity can be: a t interval of two seeds knows of no bounds."""
+    """Return mean and ends. The ends are cut to the range of the quantity, which a t interval may exceed."""
     if estimate is None or not math.isfinite(estimate.mean):
         return None
     low, high = within
-    ends = (e if math.isnan(e) else min(max(e, low), high) for e in (estimate.low, estimate.high))
+    ends = [end if math.isnan(end) else min(max(end, low), high) for end in (estimate.low, estimate.high)]
     return [rounded(value) for value in (estimate.mean, *ends)]
 
 
