@@ -1,13 +1,13 @@
-"""Who plays the delegation game: token-level engines, the embedded tiny model, and the rollout that feeds the game.
+"""Players of the delegation game: engines, the embedded tiny model, policies and the rollout.
 
-Importing this package imports nothing heavy; each engine brings its own libraries when its module is imported.
+The import of this package is fast. Each engine imports its own libraries when its module is imported.
 """
 
 import os
 
 from selfcest_env import __version__
 
-# Libraries that models are loaded and run with report their use unless told otherwise, and read this when imported.
+# These libraries report usage statistics by default. They read the variables when they are imported.
 for _name, _value in (
     ("HF_HUB_DISABLE_TELEMETRY", "1"),
     ("VLLM_NO_USAGE_STATS", "1"),

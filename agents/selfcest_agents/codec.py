@@ -1,4 +1,4 @@
-"""Messages to ids, append-only. A block is encoded once, when it is first written, and never again."""
+"""Codecs convert messages to ids, append-only. A block is encoded once, when it is written, and never again."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from selfcest_env.types import Boundary, Message, TokenCounter
 
 @runtime_checkable
 class Codec(TokenCounter, Protocol):
-    """The model's side of a protocol. As a `TokenCounter` it prices exactly what it encodes."""
+    """The encoding of a protocol for a model. As a `TokenCounter` it returns the exact number of encoded ids."""
 
     def encode(self, messages: Sequence[Message], boundary: Boundary) -> tuple[int, ...]:
-        """Ids to append to a context: separators that the boundary calls for, the block, the generation prompt."""
+        """Return the ids that extend a context: the separators of the boundary, the block and the generation prompt."""
         ...
 
     def encode_scripted(self, text: str) -> tuple[int, ...]:
-        """Ids of a turn that a script wrote in the model's stead, its end-of-turn id included."""
+        """Return the ids of a turn that a script wrote instead of the model, including its end-of-turn id."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of generated ids, as the protocol parses it."""
+        """Return the text of generated ids, as the protocol parses it."""
         ...
 
 
 class PlainTokenizer(Protocol):
-    """What `TerseCodec` asks of a tokenizer; `TinyTokenizer` is one."""
+    """The interface of tokenizers for `TerseCodec`, such as `TinyTokenizer`."""
 
     def encode(self, text: str, trusted: bool) -> tuple[int, ...]: ...
 
@@ -34,14 +34,14 @@ class PlainTokenizer(Protocol):
 
 
 class TerseCodec:
-    """For `TerseProtocol`, whose messages carry their own markers: a block is its parts, one after the other."""
+    """The codec of `TerseProtocol`, whose messages hold their own markers. A block is the sequence of its parts."""
 
     def __init__(self, tokenizer: PlainTokenizer) -> None:
         self._tokenizer = tokenizer
         self._end = tokenizer.encode("<end>", True)
 
     def encode(self, messages: Sequence[Message], boundary: Boundary) -> tuple[int, ...]:
-        # A turn cut by length has no end of its own; the environment writes it, so it is charged and not trained.
+        # A turn that was cut by length has no end token. The environment writes it, so it is charged and not trained.
         ids = list(self._end) if boundary is Boundary.AFTER_LENGTH else []
         for message in messages:
             for part in message.parts:

@@ -1,6 +1,6 @@
-"""The token-level interface: what the project asks of anything that turns a context of ids into new ids.
+"""The interface of engines, which continue contexts of token ids.
 
-This module imports no torch, so that engines served elsewhere, and tests with fakes, stay light.
+This module does not import torch, because engines over servers and tests do not need it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """One generation to make.
+    """A context to continue.
 
     Attributes:
-        key: the caller's name for it, unique among the pending requests of an engine, as in `e7/root.2/turn0`.
-        context_ids: the whole context, at least one id. Engines sample what follows; they add nothing of their own.
-        max_new_tokens: the granted length, at least 1; never exceeded.
-        seed: names this request's own random stream, so that neither order nor batch neighbours can change it.
-        temperature: the logits are divided by it; 0 is greedy.
+        key: name of the request, unique among the pending requests of an engine, as in `e7/root.2/turn0`.
+        context_ids: ids of the whole context, at least one. Engines add no ids to it.
+        max_new_tokens: maximum number of ids to generate, at least 1.
+        seed: seed of this request's random stream. The order and the batch of requests therefore do not matter.
+        temperature: divisor of the logits; 0 is greedy.
     """
 
     key: str
@@ -38,15 +38,15 @@ class TokenRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a `TokenRequest`.
+    """Result of a `TokenRequest`.
 
     Attributes:
-        key: the request's key.
-        token_ids: the sampled ids, `1 <= len <= max_new_tokens`. With `STOP` the last one is the stop id.
-        logprobs: aligned with `token_ids`: log-probability under the distribution sampled from, temperature included.
-            A greedy choice has no alternatives, so its log-probability is 0.0.
-        finish_reason: `STOP` after a stop id, even when it was the last one granted; else `LENGTH`.
-        policy_version: version of the weights when the first token was sampled: the oldest that took part.
+        key: key of the request.
+        token_ids: sampled ids, `1 <= len <= max_new_tokens`. With `STOP` the last one is the stop id.
+        logprobs: log-probabilities of `token_ids` under the distribution that was sampled from, at its temperature.
+            A greedy choice has no alternative, so its log-probability is 0.0.
+        finish_reason: `STOP` after a stop id, even if it is the last id that was allowed; otherwise `LENGTH`.
+        policy_version: version of the weights that sampled the first token, which is the oldest version involved.
     """
 
     key: str
@@ -58,18 +58,18 @@ class Completion:
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.token_ids):
             raise ValueError(
-                f"completion {self.key!r}: got {len(self.logprobs)} logprobs for {len(self.token_ids)} tokens; "
-                "there must be one for each"
+                f"completion {self.key!r}: found {len(self.logprobs)} logprobs for {len(self.token_ids)} tokens; "
+                "expected one for each token"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """What came of a `TokenRequest` that there was nothing wrong with: no completion, for a fault of a server.
+    """Result of a valid `TokenRequest` that failed because of the server.
 
     Attributes:
-        key: the request's key.
-        error: the cause.
+        key: key of the request.
+        error: cause of the failure.
     """
 
     key: str
@@ -77,96 +77,100 @@ class FailedRequest:
 
 
 class Engine(Protocol):
-    """Turns requests into completions, each exactly once, in whatever order they finish.
+    """Continues contexts. Every request gets exactly one result, in any order.
 
     Attributes:
-        policy_version: age of the weights, copied into completions.
+        policy_version: version of the weights, which is copied into completions.
     """
 
     policy_version: int
 
     def submit(self, requests: Sequence[TokenRequest]) -> None:
-        """Queue requests; all of them or, when one is refused, none.
+        """Queue all requests, or none if one of them is refused.
 
         Raises:
-            PolicyError: a request the engine can never serve (empty, too long, key already pending).
+            PolicyError: the engine can never serve a request: it is empty or too long, or its key is pending.
         """
         ...
 
     def poll(self) -> Sequence[Completion | FailedRequest]:
-        """Advance the work a little and return what has finished. An engine may answer `[]` while it is busy."""
+        """Advance the work and return the results of finished requests. An engine may return `[]` while it is busy."""
         ...
 
     @property
     def pending(self) -> int:
-        """Requests submitted and neither returned by `poll` nor cancelled."""
+        """Number of submitted requests that were neither returned by `poll` nor cancelled."""
         ...
 
     def cancel(self, keys: Iterable[str]) -> None:
-        """Forget these requests: no completion will come. Keys that are not pending (any more) are ignored."""
+        """Drop these requests, which get no result. Keys that are not pending are ignored."""
         ...
 
 
 @runtime_checkable
 class TrainableEngine(Engine, Protocol):
-    """An engine that samples from whatever weights it was last given."""
+    """An engine whose weights can be replaced."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """Put new weights in place of the old, whole or not at all, and forget what was computed with the old.
+        """Replace all weights, and drop everything that was computed with the old ones.
 
-        Sequences in flight keep their ids and go on with the new weights, their context computed anew.
+        Pending sequences keep their ids and continue with the new weights, for which their context is recomputed.
 
         Args:
-            weights: every tensor of the model by its name, as from `model.named_parameters()`; any device and floating
-                dtype. A tied tensor may come under each of its names.
-            policy_version: their age.
+            weights: every tensor of the model with its name, as from `model.named_parameters()`, on any device and in
+                any floating dtype. A tied tensor may come with each of its names.
+            policy_version: version of the new weights.
 
         Raises:
-            PolicyError: a tensor is missing, unknown or of another shape; the old weights then still stand.
+            PolicyError: a tensor is missing, unknown or of another shape. The old weights are then unchanged.
         """
         ...
 
 
 def check_trainable(player: object) -> TrainableEngine:
-    """The engine itself, if a trainer can send it weights; to be asked before any work.
+    """Return the engine if its weights can be replaced. Call this before any work.
 
     Raises:
-        ConfigError: an engine or a policy that samples from weights of its own, such as a server's.
+        ConfigError: the engine or policy has fixed weights, such as those of a server.
     """
     if isinstance(player, TrainableEngine):
         return player
     raise ConfigError(
-        f"{type(player).__name__} takes no weights, so what is learned would never be played; train with a "
-        "TransformersEngine or a VllmEngine, and use this one to evaluate and to solve"
+        f"{type(player).__name__} takes no weights, so it would never play with the trained ones; train with a "
+        "TransformersEngine or a VllmEngine, and use this one for evaluation and `selfcest solve`"
     )
 
 
-def check_weights(found: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]) -> None:
-    """Refuse weights that are not those of the model, tensor by tensor.
+def check_weights(sent: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]) -> None:
+    """Check that weights are those of the model.
 
     Args:
-        found: shapes of what was sent, by name.
-        expected: shapes of what the model has, by name.
+        sent: shapes of the sent tensors by name.
+        expected: shapes of the model's tensors by name.
 
     Raises:
         PolicyError: a tensor is missing, unknown or of another shape.
     """
-    if wrong := mismatch(found, expected, "the model"):
-        raise PolicyError(f"{wrong}; send every tensor of the model that this engine was started with")
+    mismatch = describe_mismatch(sent, expected, "the model")
+    if mismatch:
+        raise PolicyError(f"{mismatch}; send every tensor of the model that this engine was started with")
 
 
-def mismatch(found: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], what: str) -> str:
-    """How many tensors differ in name or shape, and how the first does, in words; empty if none does.
+def describe_mismatch(sent: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], what: str) -> str:
+    """Return how many tensors differ in name or shape, with the first difference; empty if none differs.
 
     As `2 tensors do not match the model, the first is 'a.weight': got shape None, expected (3, 4)`.
     """
-    got, want = ({name: tuple(shape) for name, shape in side.items()} for side in (found, expected))
-    wrong = sorted(name for name in got.keys() | want if got.get(name) != want.get(name))
-    if not wrong:
+    sent_shapes = {name: tuple(shape) for name, shape in sent.items()}
+    expected_shapes = {name: tuple(shape) for name, shape in expected.items()}
+    names = sent_shapes.keys() | expected_shapes.keys()
+    different = sorted(name for name in names if sent_shapes.get(name) != expected_shapes.get(name))
+    if not different:
         return ""
+    first = different[0]
     return (
-        f"{len(wrong)} tensors do not match {what}, the first is {wrong[0]!r}: got shape {got.get(wrong[0])}, expected "
-        f"{want.get(wrong[0])}"
+        f"{len(different)} tensors do not match {what}, the first is {first!r}: got shape {sent_shapes.get(first)}, "
+        f"expected {expected_shapes.get(first)}"
     )
 
 
@@ -177,32 +181,34 @@ def check_requests(
     max_positions: int | None = None,
     vocab_size: int | None = None,
 ) -> None:
-    """Refuse what an engine could never serve. A bound that is not known here is `None`.
+    """Check that an engine can serve requests. A bound is `None` if it is not known.
 
     Args:
-        requests: what is to be submitted together.
-        pending: keys that are taken.
-        max_positions: ids of one context, prompt and generation together.
-        vocab_size: ids are below it.
+        requests: requests that are submitted together.
+        pending: keys of the pending requests.
+        max_positions: maximum number of ids of a context, including the generated ones.
+        vocab_size: number of ids of the model.
 
     Raises:
-        PolicyError: for the first request that is empty, too long, out of range, or whose key is taken.
+        PolicyError: a request is empty, too long or out of range, or its key is pending.
     """
-    taken = set(pending)
+    keys = set(pending)
     for request in requests:
-        context, new = len(request.context_ids), request.max_new_tokens
+        num_context = len(request.context_ids)
+        max_new_tokens = request.max_new_tokens
         what = f"request {request.key!r}"
-        if request.key in taken:
+        if request.key in keys:
             raise PolicyError(f"{what} is already pending; give every request its own key")
-        taken.add(request.key)
-        if not context:
+        keys.add(request.key)
+        if not num_context:
             raise PolicyError(f"{what} has an empty context; send at least one id, such as the opening token")
-        if new < 1:
-            raise PolicyError(f"{what} has max_new_tokens = {new}, expected at least 1; do not send it")
-        if max_positions is not None and context + new > max_positions:
+        if max_new_tokens < 1:
+            raise PolicyError(f"{what} has max_new_tokens = {max_new_tokens}, expected at least 1; do not send it")
+        if max_positions is not None and num_context + max_new_tokens > max_positions:
             raise PolicyError(
-                f"{what} has {context} context ids and max_new_tokens = {new}, together {context + new}, but the model "
-                f"holds {max_positions} positions; lower limits.context_tokens or use a model with more"
+                f"{what} has {num_context} context ids and max_new_tokens = {max_new_tokens}, together "
+                f"{num_context + max_new_tokens}, but the model holds {max_positions} positions; lower "
+                "limits.context_tokens or use a model with more"
             )
         if min(request.context_ids) < 0 or max(request.context_ids) >= (vocab_size or inf):
             raise PolicyError(

@@ -1,4 +1,4 @@
-"""What the trainer asks of a kind of model: its text and tokens at once, its weights when they are needed."""
+"""The interface of model kinds: codec, stop ids and rules without the weights, and loading and saving of weights."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.rules import Rules
 from selfcest_env.types import Limits
 
-if TYPE_CHECKING:  # slow to import, and a language without its weights needs none of it
+if TYPE_CHECKING:  # slow to import, and needed for weights only
     from transformers import PreTrainedModel
 
 
 class Language(Protocol):
-    """A model without its weights: how it reads, where it stops, what it can hold.
+    """A kind of model: its text interface, and functions that load and save its weights.
 
     Attributes:
-        codec: messages to ids and back.
-        stop_ids: ids that end a turn; an engine stops there.
-        checkpoint: the folder, or the id on the hub, that the initial weights come from; `None` if they are drawn.
+        codec: converts messages to ids and ids to text.
+        stop_ids: ids at which a turn ends.
+        checkpoint: folder of the initial weights, or id on the hub; `None` if they are drawn at random.
     """
 
     @property
@@ -34,21 +34,21 @@ class Language(Protocol):
     def checkpoint(self) -> str | None: ...
 
     def rules(self, limits: Limits) -> Rules:
-        """The rules of an episode. Raises `ConfigError` if its contexts could outgrow the model."""
+        """Return the rules of an episode. Raises `ConfigError` if its contexts could be too long for the model."""
         ...
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
-        """A model in evaluation mode: with the initial weights, or with those that `save` wrote to `folder`.
+        """Return a model in evaluation mode.
 
         Args:
-            seed: draws the initial weights of a model that has none.
-            folder: written by `save`.
-            dtype: `float32` or `bfloat16`; by default that of the language.
+            seed: seed of initial weights that are drawn at random.
+            folder: folder that `save` wrote; `None` for the initial weights.
+            dtype: `float32` or `bfloat16`; `None` for the dtype of the language.
         """
         ...
 
     def save(self, model: PreTrainedModel, folder: Path) -> None:
-        """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load, an adapter merged into the weights."""
+        """Write a folder for `AutoModelForCausalLM` and `AutoTokenizer`. An adapter is merged into the weights."""
         ...
 
 
@@ -64,10 +64,10 @@ LANGUAGES = Registry(
 
 
 def make_language(name: str, options: Mapping[str, object]) -> Language:
-    """`tiny`, `chat` or `package.module:Class` with its options. Raises `ConfigError` for what cannot be right."""
+    """Make the language `tiny`, `chat` or `package.module:Class`. Raises `ConfigError` for invalid options."""
     return LANGUAGES.make(name, options, where="model.options")
 
 
 def language_of(plug_in: PlugIn) -> Language:
-    """The language that a config's `model` names."""
+    """Make the language that the key `model` of a config names."""
     return make_language(plug_in.name, plug_in.options)

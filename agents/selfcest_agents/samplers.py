@@ -1,7 +1,7 @@
-"""Samplers: an engine, and how the weights being trained get there.
+"""Samplers: an engine, and the way in which it receives the trained weights.
 
-By default the engine samples from the very model that is trained: nothing is copied, and in float32 its log-probs are
-the learner's. Any other (another dtype, LoRA, vLLM) has weights of its own, which each update is pushed to.
+By default the engine samples from the learner's own model, without a copy. In float32 its log-probs are then those of
+the learner. Other engines (with another dtype, LoRA, vLLM) have their own weights, and every update is copied to them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from selfcest_env.plugin import Registry
 from selfcest_env.structure import Checked, Count, OneOf, Size
 from selfcest_env.types import Role
 
-# torch and transformers take seconds to import, so only what starts an engine or moves weights imports them.
+# torch and transformers take seconds to import, so only functions that start an engine or copy weights import them.
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
 
 class WeightSyncTarget(Protocol):
-    """Whoever samples, as a trainer knows it: an engine of this process, or workers elsewhere.
+    """The interface by which a trainer sends weights: to an engine of this process, or to workers.
 
     Attributes:
-        shared: it samples from the learner's own model, which it sees change.
-        exact: it computes in float32, so that a float32 learner must agree with it token for token.
+        shared: whether it samples from the learner's own model, so that updates need no copy.
+        exact: whether it computes in float32, so that a float32 learner must agree with all its tokens.
     """
 
     @property
@@ -42,11 +42,11 @@ class WeightSyncTarget(Protocol):
     def exact(self) -> bool: ...
 
     def sync(self, model: PreTrainedModel, policy_version: int) -> None:
-        """The weights are now the model's."""
+        """Use the weights of a model from now on."""
         ...
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """The weights are now these; not to be called if they are shared."""
+        """Use these weights from now on. It must not be called if the weights are shared."""
         ...
 
 
@@ -55,12 +55,12 @@ class Sampler:
     """A started engine.
 
     Attributes:
-        engine: what samples.
-        shared: it samples from the learner's own model, which it sees change.
-        exact: it computes in float32, so that a float32 learner must agree with it token for token.
+        engine: the engine.
+        shared: whether it samples from the learner's own model, so that updates need no copy.
+        exact: whether it computes in float32, so that a float32 learner must agree with all its tokens.
 
     Raises:
-        ConfigError: the engine takes no weights.
+        ConfigError: the weights of the engine cannot be replaced.
     """
 
     engine: TrainableEngine
@@ -84,7 +84,7 @@ class Sampler:
         self.engine.load_weights(weights, policy_version)
 
     def close(self) -> None:
-        """End an engine that holds more than this process's memory, as vLLM does."""
+        """Close an engine that has processes of its own, such as vLLM."""
         close: Callable[[], None] | None = getattr(self.engine, "close", None)
         if close is not None:
             close()
@@ -92,7 +92,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class SamplerByRole:
-    """A sampler for each role, with weights of its own: of a model that has an adapter per role, or of two models."""
+    """A sampler for each role, with its own weights: of a model with an adapter per role, or of two models."""
 
     by_role: Mapping[Role, Sampler]
 
@@ -106,14 +106,14 @@ class SamplerByRole:
 
     def sync(self, model: PreTrainedModel, policy_version: int) -> None:
         """See `WeightSyncTarget`."""
-        from selfcest_agents.lora import acting_as
+        from selfcest_agents.lora import use_adapter
 
         for role, sampler in self.by_role.items():
-            with acting_as(model, role):
+            with use_adapter(model, role):
                 sampler.sync(model, policy_version)
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """See `WeightSyncTarget`: the same weights for every role."""
+        """See `WeightSyncTarget`. Every role gets the same weights."""
         weights = list(weights)
         for sampler in self.by_role.values():
             sampler.push(weights, policy_version)
@@ -124,33 +124,35 @@ class SamplerByRole:
 
 
 class SamplerSpec(Protocol):
-    """What a config's `sampler` is built to. Its options can be wrong at once; the engine starts with a job."""
+    """The options of a sampler, which a config names. They are checked at once, but the engine starts with a job."""
 
     @property
     def shared(self) -> bool:
-        """Whether the engine will sample from the learner's own model, unless that has a LoRA adapter."""
+        """Whether the engine will sample from the learner's own model, if that has no LoRA adapter."""
         ...
 
     @property
     def max_positions(self) -> int | None:
-        """Ids of one context that the engine will hold; `None`: as many as the model."""
+        """Maximum number of ids of a context in the engine; `None` for that of the model."""
         ...
 
     def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
-        """Start it. An engine with weights of its own may begin with any: it is given the learner's before it plays.
+        """Start the engine. Its first weights do not matter, because it receives the learner's before it plays.
 
-        `model`: the learner's; `None` where there is none, as in a rollout worker, so that nothing can be shared.
+        Args:
+            language: language of the model.
+            model: model of the learner; `None` if this process has none, as in a rollout worker.
         """
         ...
 
 
 @dataclass(frozen=True)
 class TransformersSampler(Checked):
-    """`TransformersEngine` in this process.
+    """Options of a `TransformersEngine` in this process.
 
     Attributes:
-        dtype: of a copy of the weights to sample from; `None`: no copy, the learner's own (with LoRA there is always a
-            copy, with the adapter merged into it).
+        dtype: dtype of a copy of the weights for sampling; `None` to sample from the learner's model without a copy.
+            With LoRA there is always a copy, into which the adapter is merged.
         max_batch_size, prefill_tokens, prefix_tokens: see `TransformersEngine`.
     """
 
@@ -173,21 +175,25 @@ class TransformersSampler(Checked):
         from selfcest_agents.lora import has_lora
         from selfcest_agents.transformers.engine import TransformersEngine
 
-        own = model if self.shared and model is not None and not has_lora(model) else None
-        sampled = language.load(0, dtype=self.dtype) if own is None else own
+        if model is not None and self.shared and not has_lora(model):
+            is_shared = True
+            sampled_model = model
+        else:
+            is_shared = False
+            sampled_model = language.load(0, dtype=self.dtype)
         engine = TransformersEngine(
-            sampled,
+            sampled_model,
             stop_ids=language.stop_ids,
             max_batch_size=self.max_batch_size,
             prefill_tokens=self.prefill_tokens,
             prefix_tokens=self.prefix_tokens,
         )
-        return Sampler(engine, own is not None, exact=sampled.dtype == torch.float32)
+        return Sampler(engine, shared=is_shared, exact=sampled_model.dtype == torch.float32)
 
 
 @dataclass(frozen=True)
 class VllmSampler(VllmOptions):
-    """`VllmEngine`; its options are those of `VllmOptions`. Raises `ConfigError` where vLLM is not installed."""
+    """Options of a `VllmEngine`, see `VllmOptions`. Raises `ConfigError` if vLLM is not installed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,7 +209,8 @@ class VllmSampler(VllmOptions):
 
     def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
         with tempfile.TemporaryDirectory() as scratch:
-            if language.checkpoint is None:  # a model of its own: the learner's may have an adapter in it
+            if language.checkpoint is None:
+                # Not the learner's model, which may have an adapter.
                 language.save(language.load(0), Path(scratch))
             engine = VllmEngine(language.checkpoint or scratch, stop_ids=language.stop_ids, options=self)
         return Sampler(engine, shared=False, exact=self.dtype == "float32")
@@ -221,18 +228,21 @@ SAMPLERS = Registry(
 
 
 def make_sampler(name: str, options: Mapping[str, object]) -> SamplerSpec:
-    """`transformers`, `vllm` or `package.module:Class` with its options. Raises `ConfigError`."""
+    """Make the sampler `transformers`, `vllm` or `package.module:Class`. Raises `ConfigError` for invalid options."""
     return SAMPLERS.make(name, options, where="sampler.options")
 
 
-def check_positions(spec: SamplerSpec, longest: int | None, place: str) -> None:
-    """Raise `ConfigError` if contexts of `longest` ids, `None`: of any length, could outgrow the engine.
+def check_positions(spec: SamplerSpec, max_context: int | None, place: str) -> None:
+    """Raise `ConfigError` if contexts could be too long for the engine.
 
-    `place` has the limits in the config.
+    Args:
+        spec: options of the sampler.
+        max_context: maximum number of ids of a context; `None` if it is unlimited.
+        place: key of the limits in the config.
     """
-    if spec.max_positions is not None and (longest is None or longest > spec.max_positions):
+    if spec.max_positions is not None and (max_context is None or max_context > spec.max_positions):
         raise ConfigError(
-            f"{place}: contexts of {'inf' if longest is None else longest} tokens could outgrow "
+            f"{place}: contexts of {'inf' if max_context is None else max_context} tokens could outgrow "
             f"sampler.options.max_positions = {spec.max_positions}; raise it, or lower limits.context_tokens"
         )
 
@@ -240,23 +250,23 @@ def check_positions(spec: SamplerSpec, longest: int | None, place: str) -> None:
 def check_own_weights(
     spec: SamplerSpec, place: str, *, max_staleness: int, on_cluster: bool, on_ranks: bool = False
 ) -> None:
-    """Raise `ConfigError` if the sampler sees this process's weights where it must have its own.
+    """Raise `ConfigError` if the sampler would share this process's weights where it needs its own.
 
     Args:
-        spec: of a model without adapters, which always have a copy.
-        place: of the block in the config that `max_staleness` stands in.
-        max_staleness: steps that rollouts run ahead of the learner.
-        on_cluster: other processes play.
-        on_ranks: other processes learn.
+        spec: options of the sampler of a model without an adapter. With an adapter there is always a copy.
+        place: config key of the block that holds `max_staleness`.
+        max_staleness: number of steps that rollouts run ahead of the learner.
+        on_cluster: whether workers of a cluster play.
+        on_ranks: whether several processes train the weights.
     """
     if not spec.shared:
         return
     if max_staleness:
-        why = f"{place}.max_staleness is {max_staleness}, and the sampler uses the learner's own weights, which change"
+        reason = f"{place}.max_staleness is {max_staleness}, and the sampler uses the learner's own, changing weights"
     elif on_cluster:
-        why = "there is a cluster block, and the sampler uses the learner's own weights, which no rollout worker has"
+        reason = "there is a cluster block, and the sampler uses the learner's own weights, which no rollout worker has"
     elif on_ranks:
-        why = "the weights are trained on ranks of their own, and the sampler uses this process's"
+        reason = "the weights are trained on ranks of their own, and the sampler uses the weights of this process"
     else:
         return
-    raise ConfigError(f"{why}; set sampler.options.dtype (as float32), so that it has weights of its own")
+    raise ConfigError(f"{reason}; set sampler.options.dtype (as float32), so that the sampler has its own weights")

@@ -1,6 +1,6 @@
-"""Players without a model: the expert of a task source, one that never delegates, noise, and malice.
+"""Actors without a model: the expert of a task source, an expert that never delegates, random and hostile actors.
 
-Each has `act(observation, rng) -> str` and no state: what it needs to remember stands in the observation.
+Each has `act(observation, rng) -> str` and no state, because the observation holds all earlier turns.
 """
 
 from __future__ import annotations
@@ -21,27 +21,24 @@ from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Role
 from selfcest_env.views import Observation
 
 
-def _expert_of(source: TaskSource) -> ExpertSource:
-    """Players ask once: to check a protocol at run time costs as much as a small decision."""
+def _get_expert(source: TaskSource) -> ExpertSource:
+    """Return the source if it has an expert. Actors cache this, because a check of a protocol class is slow."""
     if not isinstance(source, ExpertSource):
-        raise ConfigError(
-            f"{type(source).__name__} has no expert to play; expected a source with understands() and propose()"
-        )
+        raise ConfigError(f"{type(source).__name__} has no expert; expected a source with understands() and propose()")
     return source
 
 
 @dataclass(frozen=True)
 class OracleActor(Checked):
-    """Plays as the source's expert does.
+    """An actor that plays the proposals of a task source's expert.
 
     Attributes:
-        source: whose expert; it must have one.
-        protocol: how its actions are written.
-        style: how roots work.
-        clone_style: how clones work, as `style` if `None`. A clone that cannot delegate solves.
-        p_delegate: chance that a root whose style is "delegate" does so; else it works in the style `otherwise`. Drawn
-            once, at its first turn.
-        otherwise: see above.
+        source: task source with an expert.
+        protocol: prompt format in which actions are written.
+        style: style of roots.
+        clone_style: style of clones; `None` for `style`. A clone that cannot delegate solves its task.
+        p_delegate: probability that a root of style "delegate" delegates. It is drawn once, at the first turn.
+        otherwise: style of a root that was drawn not to delegate.
     """
 
     source: TaskSource
@@ -57,7 +54,7 @@ class OracleActor(Checked):
 
     @cached_property
     def _expert(self) -> ExpertSource:
-        return _expert_of(self.source)
+        return _get_expert(self.source)
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         proposal = self._expert.propose(observation, rng, self._style(observation, rng))
@@ -68,15 +65,21 @@ class OracleActor(Checked):
             return self.style if self.clone_style is None else self.clone_style
         if self.style is not Style.DELEGATE or self.p_delegate == 1.0:
             return self.style
-        if observation.exchanges:  # the first turn shows what was drawn
+        if observation.exchanges:  # the action of the first turn shows the drawn style
             return Style.DELEGATE if isinstance(observation.exchanges[0].action, Delegate) else self.otherwise
         return Style.DELEGATE if rng.random() < self.p_delegate else self.otherwise
 
 
 @dataclass(frozen=True)
 class NeverDelegate:
-    """The source's expert alone: it solves what it sees and reads what it does not see. Without a way to see the
-    documents it gives up rather than call a clone."""
+    """An actor that plays the expert of a source, but never delegates.
+
+    It reads the documents that it does not see, and answers "?" if it can only reach them by delegation.
+
+    Attributes:
+        source: task source with an expert.
+        protocol: prompt format in which actions are written.
+    """
 
     source: TaskSource
     protocol: PromptFormat
@@ -86,7 +89,7 @@ class NeverDelegate:
 
     @cached_property
     def _expert(self) -> ExpertSource:
-        return _expert_of(self.source)
+        return _get_expert(self.source)
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         proposal = self._expert.propose(observation, rng, Style.READ)
@@ -97,11 +100,13 @@ class NeverDelegate:
 
 @dataclass(frozen=True)
 class RandomActor(Checked):
-    """Answers, calls, reads and junk at random; most of it well-formed. For invariants and baselines.
+    """An actor that answers, delegates, reads or writes noise at random, as a baseline and to test invariants.
 
     Attributes:
-        p_answer, p_delegate, p_read: chances; the rest is junk. A call is tried whether or not it is allowed.
-        max_objectives: objectives of one call.
+        protocol: prompt format in which actions are written.
+        p_answer, p_delegate, p_read: probabilities of these actions. Otherwise the actor writes noise. It delegates
+            even if this is not allowed.
+        max_objectives: maximum number of objectives of a call.
     """
 
     protocol: PromptFormat
@@ -141,14 +146,14 @@ def _some_keys(observation: Observation, rng: np.random.Generator) -> tuple[str,
     return tuple(keys[int(i)] for i in rng.permutation(len(keys))[:count])
 
 
-_CALL = "<tool_call>{}</tool_call>"
+_CALL_TEMPLATE = "<tool_call>{}</tool_call>"
 
 
 def _call(name: object, arguments: object) -> str:
-    return _CALL.format(json.dumps({"name": name, "arguments": arguments}))
+    return _CALL_TEMPLATE.format(json.dumps({"name": name, "arguments": arguments}))
 
 
-# Every text here is something a model could write and that must cost it no more than its own turn.
+# Texts that a model could write. None of them may cause more than the loss of the turn.
 ATTACKS: dict[str, Callable[[], str]] = {
     "empty": lambda: "",
     "blank": lambda: " \n\t ",
@@ -163,11 +168,11 @@ ATTACKS: dict[str, Callable[[], str]] = {
     "sampling_parameters": lambda: _call("spawn_clone", {"objectives": ["x"], "temperature": 0, "tools": ["all"]}),
     "negative_grant": lambda: _call("spawn_clone", {"objectives": [{"objective": "x", "max_tokens": -5}]}),
     "huge_grant": lambda: _call("spawn_clone", {"objectives": [{"objective": "x", "max_tokens": 10**30}]}),
-    "endless_number": lambda: _CALL.format('{"name": "spawn_clone", "arguments": ' + "9" * 6000 + "}"),
-    "not_a_number": lambda: _CALL.format(
+    "endless_number": lambda: _CALL_TEMPLATE.format('{"name": "spawn_clone", "arguments": ' + "9" * 6000 + "}"),
+    "not_a_number": lambda: _CALL_TEMPLATE.format(
         '{"name": "spawn_clone", "arguments": {"objectives": [{"objective": "x", "max_tokens": NaN}]}}'
     ),
-    "deep_json": lambda: _CALL.format("[" * 20_000 + "]" * 20_000),
+    "deep_json": lambda: _CALL_TEMPLATE.format("[" * 20_000 + "]" * 20_000),
     "many_objectives": lambda: _call("spawn_clone", {"objectives": ["x"] * 2_000}),
     "foreign_keys": lambda: _call(
         "spawn_clone", {"objectives": ["x"], "shared_context": ["../../answer", "", "Z" * 99]}
@@ -192,7 +197,7 @@ ATTACKS: dict[str, Callable[[], str]] = {
 
 @dataclass(frozen=True)
 class HostileActor(Checked):
-    """Writes one of `ATTACKS` every turn; `only` fixes which."""
+    """An actor that writes one of `ATTACKS` at every turn: a random one, or the one named by `only`."""
 
     only: Annotated[str, OneOf(*ATTACKS)] | None = None
 

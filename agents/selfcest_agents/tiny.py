@@ -1,7 +1,7 @@
-"""The embedded default: a tiny Llama and its tokenizer, built in place, with nothing to download.
+"""The embedded default model: a tiny Llama and its tokenizer, which need no download.
 
-Left out on purpose: learned merges. One character is one token, so a model of 0.2 M parameters sees every digit, and
-the numbers 0 to 99 are single tokens because a stop condition over two of them was not learnt at this size.
+The tokenizer has no learned merges. One character is one token, so that a model of 0.2 M parameters sees every digit.
+The numbers 0 to 99 in brackets are single tokens too: this model did not learn a stop condition over two tokens.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ _SPECIAL = "|".join(map(re.escape, SPECIALS))
 
 @dataclass(frozen=True)
 class TinyConfig(Checked):
-    """Shape of the tiny Llama; the defaults have about 0.17 M parameters.
+    """Shape of the tiny Llama. The default shape has about 0.17 M parameters.
 
     Attributes:
-        hidden_size: width, a multiple of `num_heads`.
+        hidden_size: width of the residual stream, a multiple of 2 * `num_heads`.
+        num_layers: number of layers.
+        num_heads: number of attention heads.
         intermediate_size: width of the gated feed-forward layer.
-        max_positions: ids of one context, prompt and generation together.
-        initializer_range: standard deviation of the initial weights; transformers' 0.02 is meant for wider models.
-        tie_embeddings: use the embedding matrix as the output layer too.
-        rope_theta: base of the rotary frequencies (Su et al. 2021, section 3.2.2); a larger one turns more slowly.
+        max_positions: maximum number of ids of a context, including the generated ones.
+        initializer_range: standard deviation of the initial weights. transformers' 0.02 is meant for wider models.
+        tie_embeddings: whether the output layer uses the embedding matrix.
+        rope_theta: base of the rotary frequencies (Su et al. 2021, section 3.2.2). A larger base rotates more slowly.
     """
 
     hidden_size: Count = 64
@@ -71,7 +73,7 @@ class TinyConfig(Checked):
 
 
 class TinyTokenizer:
-    """Specials, single characters and the numbers [0] to [99]. Any other character is `<unk>`."""
+    """A tokenizer of special tokens, single characters and the numbers [0] to [99]. Any other character is `<unk>`."""
 
     def __init__(self) -> None:
         self._tokens = (*SPECIALS, *CHARACTERS, *NUMBERS)
@@ -81,7 +83,7 @@ class TinyTokenizer:
 
     @property
     def vocab(self) -> dict[str, int]:
-        """Ids by token text; a fresh copy."""
+        """A copy of the ids by token text."""
         return dict(self._ids)
 
     @property
@@ -98,27 +100,30 @@ class TinyTokenizer:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn: a finished call, a finished read, an answer's end."""
+        """Ids that end a turn: the end of a call, of a read and of an answer."""
         return tuple(self._ids[token] for token in STOPS)
 
     def encode(self, text: str, trusted: bool) -> tuple[int, ...]:
-        """Ids of `text`. Only trusted text can hold specials; untrusted `<end>` is `<unk>`, `e`, `n`, `d`, `>`."""
+        """Return the ids of a text. Untrusted text has no special tokens: `<end>` is `<unk>`, `e`, `n`, `d`, `>`."""
         pattern = self._trusted if trusted else self._untrusted
-        ids, unknown = self._ids, self.unk_id
+        ids = self._ids
+        unknown = self.unk_id
         return tuple([ids.get(piece, unknown) for piece in pattern.findall(text)])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, specials included. Raises `PolicyError` for an id outside the vocabulary."""
-        listed = list(ids)
-        if wrong := [index for index in listed if not 0 <= index < self.vocab_size]:
-            raise PolicyError(
-                f"cannot decode id {wrong[0]}: this tokenizer has ids 0 to {self.vocab_size - 1}; decode with the "
-                "tokenizer of the model that produced it"
-            )
-        return "".join(self._tokens[index] for index in listed)
+        """Return the text of ids, including special tokens. Raises `PolicyError` for an id outside the vocabulary."""
+        pieces = []
+        for index in ids:
+            if not 0 <= index < self.vocab_size:
+                raise PolicyError(
+                    f"cannot decode id {index}: this tokenizer has ids 0 to {self.vocab_size - 1}; decode with the "
+                    "tokenizer of the model that produced it"
+                )
+            pieces.append(self._tokens[index])
+        return "".join(pieces)
 
     def export(self) -> PreTrainedTokenizerFast:
-        """The same tokenizer for transformers. It knows no untrusted text: it encodes as `encode(text, True)` does."""
+        """Return the tokenizer for transformers. It encodes all text as trusted, like `encode(text, True)`."""
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
 
@@ -136,7 +141,7 @@ class TinyTokenizer:
 
 
 def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised float32 model in evaluation mode; the global random state is left as it was."""
+    """Return a new float32 model in evaluation mode. The global random state does not change."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -156,18 +161,18 @@ def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
         pad_token_id=tokenizer.pad_id,
     )
     with torch.random.fork_rng(devices=[]):
-        # The CPU generator alone: torch.manual_seed would reseed accelerators as well.
+        # Only the CPU generator is seeded. torch.manual_seed would also seed accelerators.
         torch.default_generator.manual_seed(seed)
         model = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
-        # What writes into the residual stream begins smaller (Radford et al. 2019, section 2.3), so that its sum does
-        # not grow with depth: looking things up is then learned sooner, and from more of the initial weights.
+        # Layers that write into the residual stream start smaller (Radford et al. 2019, section 2.3), so that the sum
+        # does not grow with depth. The model then learns look-ups sooner, and from more initial weights.
         scale = (2 * config.num_layers) ** -0.5
         for name, weight in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.data.mul_(scale)
-    # Faster than the fused kernel at this width and these lengths on a CPU.
+    # On a CPU eager attention is faster than the fused kernel for this width and these lengths.
     model.set_attn_implementation("eager")
-    return _ready(model)
+    return _set_evaluation_mode(model)
 
 
 def save_pretrained(model: PreTrainedModel, tokenizer: TinyTokenizer, folder: str | Path) -> None:
@@ -180,11 +185,11 @@ def save_pretrained(model: PreTrainedModel, tokenizer: TinyTokenizer, folder: st
 
 @dataclass(frozen=True)
 class TinyLanguage(TinyConfig):
-    """`Language` of the tiny model.
+    """The `Language` of the tiny model. The other attributes are those of `TinyConfig`.
 
     Attributes:
-        protocol: as in `ChatLanguage`; one of your own has to do with the characters and markers of this vocabulary.
-        Others: see `TinyConfig`.
+        protocol: name of the prompt format, or `package.module:Class`. It must use only the characters and markers of
+            this vocabulary.
     """
 
     protocol: str = "terse"
@@ -206,12 +211,12 @@ class TinyLanguage(TinyConfig):
         return None
 
     def rules(self, limits: Limits) -> Rules:
-        longest = self.max_positions
-        if all(limit is None or limit > longest for limit in (limits.total_tokens, limits.context_tokens)):
+        max_positions = self.max_positions
+        if all(limit is None or limit > max_positions for limit in (limits.total_tokens, limits.context_tokens)):
             raise ConfigError(
                 f"limits.total_tokens is {limits.total_tokens} and limits.context_tokens is {limits.context_tokens} "
-                f"(None: unlimited), so a context could outgrow model.options.max_positions = {longest}; set one of "
-                f"the two to at most {longest}, or raise max_positions"
+                f"(None: unlimited), so a context could outgrow model.options.max_positions = {max_positions}; set one "
+                f"of the two to at most {max_positions}, or raise max_positions"
             )
         return Rules(limits, make_protocol(self.protocol), self.codec)
 
@@ -219,7 +224,8 @@ class TinyLanguage(TinyConfig):
         import torch
 
         model = build_tiny(self, seed) if folder is None else load_pretrained(folder)[0]
-        for parameter in model.parameters():  # not the frequencies of RoPE, which are buffers: rounded, positions blur
+        # model.to(dtype) would also round the frequencies of RoPE, which are buffers, and so merge near positions.
+        for parameter in model.parameters():
             parameter.data = parameter.data.to(getattr(torch, dtype or "float32"))
         return model
 
@@ -228,31 +234,31 @@ class TinyLanguage(TinyConfig):
 
 
 def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer]:
-    """Read a folder written by `save_pretrained`; the model is float32 and in evaluation mode.
+    """Load a folder that `save_pretrained` wrote. The model is float32 and in evaluation mode.
 
     Raises:
-        ConfigError: the folder is missing, or its tokenizer has another vocabulary than this version's.
+        ConfigError: there is no such folder, or its tokenizer has another vocabulary than this version.
     """
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     if not Path(folder).is_dir():
-        raise ConfigError(f"{folder} is no folder; expected one that save_pretrained wrote")
+        raise ConfigError(f"there is no folder {folder}; expected one that save_pretrained wrote")
     check_no_pickle(Path(folder))
     tokenizer = TinyTokenizer()
-    found = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
-    if found != tokenizer.vocab:
+    vocab = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+    if vocab != tokenizer.vocab:
         raise ConfigError(
-            f"the tokenizer in {folder} has {len(found)} tokens, not the {tokenizer.vocab_size} of the tiny model; "
-            "load it as a general transformers model, or train the tiny model again"
+            f"the tokenizer in {folder} has {len(vocab)} tokens; expected the {tokenizer.vocab_size} of the tiny "
+            "model: load it as a chat model, or train the tiny model again"
         )
     model = LlamaForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
-    return _ready(model), tokenizer
+    return _set_evaluation_mode(model), tokenizer
 
 
-def _ready(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def _set_evaluation_mode(model: LlamaForCausalLM) -> LlamaForCausalLM:
     module: torch.nn.Module = model  # the base class has the typed methods
     module.float().eval()
     return model

@@ -1,12 +1,13 @@
-"""An engine over vLLM: continuous batching through its own add-request and step calls, prefixes shared, weights pushed.
+"""An engine over vLLM, with its continuous batching and prefix cache, whose weights can be replaced.
 
-By default vLLM runs in this process, where a push of weights copies nothing through a file. `VllmOptions.in_process =
-False` gives it a process of its own, which leaves this one free and hands weights over in shared memory.
+By default vLLM runs in this process, and receives weights without a file. With `VllmOptions.in_process = False` it has
+its own process, which receives weights through a file in shared memory.
 
-A row's random stream is its own, so neither order nor neighbours change it; in bfloat16 matrix products of different
-shape round differently, and a token may differ where a draw falls that close to a boundary.
+Every request has its own random stream, so the order and the batch of requests do not change it. However, matrix
+products in bfloat16 are rounded differently for different batch shapes. A token may differ if the draw is very close
+to a boundary between two tokens.
 
-vLLM is imported when an engine is started, never by importing this module.
+vLLM is imported when an engine is started, not when this module is imported.
 """
 
 from __future__ import annotations
@@ -34,23 +35,24 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 _GIB = 2**30
-_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @dataclass(frozen=True)
 class VllmOptions(Checked):
-    """How vLLM is run. What is `None` is left to vLLM.
+    """Options of vLLM. `None` stands for vLLM's default if nothing else is said.
 
     Attributes:
-        dtype: of weights and activations. float32 samples from exactly the distribution that a float32 learner has.
-        max_positions: ids of one context at most, prompt and generation together; `None`: what the model can hold.
-        max_batch_size: sequences decoded together at most.
-        kv_cache_gib: memory for keys and values; it bounds what is decoded together.
-        block_size: ids per block of the cache. Whole blocks alone are shared: on CPUs vLLM's own 128 shares nothing of
-            a shorter prompt.
-        eager: run without compilation and CUDA graphs. `None`: eager on CPUs, where compiling costs more than it wins.
-        in_process: run in this process.
-        tensor_parallel: GPUs that share every layer, each in a process of its own.
+        dtype: dtype of weights and activations. float32 samples from the exact distribution of a float32 learner.
+        max_positions: maximum number of ids of a context, including the generated ones; `None` for the model's maximum.
+        max_batch_size: maximum number of sequences that are decoded together.
+        kv_cache_gib: memory for keys and values in GiB, which also bounds the sequences that are decoded together.
+        block_size: number of ids in a block of the cache. Only complete blocks are shared. On CPUs vLLM's default is
+            128, so shorter prompts share nothing.
+        eager: whether to run without compilation and CUDA graphs; `None` for eager on CPUs only, where compilation
+            costs more time than it saves.
+        in_process: whether to run in this process.
+        tensor_parallel: number of GPUs that share every layer. Each has its own process.
     """
 
     dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
@@ -63,39 +65,39 @@ class VllmOptions(Checked):
     tensor_parallel: Count = 1
 
     @property
-    def weights_stay(self) -> bool:
-        """Whether its worker is this process, so that weights reach it without a file."""
+    def shares_process(self) -> bool:
+        """Whether the worker runs in this process, so that it receives weights without a file."""
         return self.in_process and self.tensor_parallel == 1
 
 
 class VllmEngine:
-    """`Engine` over a Hugging Face model folder served by vLLM.
+    """An `Engine` over vLLM and a Hugging Face model folder.
 
     Args:
-        model: the folder, with config and safetensors; its tokenizer is not used.
-        stop_ids: ids that end a sequence; a sampled stop id is part of the completion. The model's own end-of-sequence
-            ids end nothing unless they are among these.
-        options: how vLLM is run.
+        model: folder with config and safetensors. Its tokenizer is not used.
+        stop_ids: ids that end a sequence, and are part of the completion. The model's own end-of-sequence ids have no
+            effect unless they are among these.
+        options: options of vLLM.
 
     Raises:
-        ConfigError: vLLM cannot be imported; no such model; an option vLLM does not take for it; threads that would
-            spin (see docs/engines.md).
+        ConfigError: vLLM cannot be imported, there is no such model, vLLM does not support an option for it, or threads
+            would spin (see docs/engines.md).
     """
 
-    _inside: ClassVar[WeakSet[VllmEngine]] = WeakSet()  # the one that runs in this process, if any
+    _in_process: ClassVar[WeakSet[VllmEngine]] = WeakSet()  # at most one engine runs in this process
 
     def __init__(self, model: str | Path, *, stop_ids: Collection[int], options: VllmOptions = VllmOptions()) -> None:
         self._options = options
         self._stop_ids = sorted(set(stop_ids))
         self._pending: dict[str, TokenRequest] = {}
-        if options.in_process and self._inside:
+        if options.in_process and self._in_process:
             raise ConfigError(
-                "a VllmEngine already runs in this process, and vLLM takes what both would share down with the first "
-                "that ends; close it, or set in_process: false for all but one"
+                "a VllmEngine already runs in this process, and the end of one would end what both share; close it, or "
+                "set in_process: false for all but one"
             )
         self._engine = _start(model, options)
         if options.in_process:
-            self._inside.add(self)
+            self._in_process.add(self)
         self._engine.collective_rpc("note_selfcest_checkpoint")
         self._max_positions = int(self._engine.model_config.max_model_len)
         self._vocab_size = int(self._engine.model_config.get_vocab_size())
@@ -103,7 +105,7 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """Age of the weights. vLLM itself writes it beside every token it samples."""
+        """Version of the weights. vLLM stores it with every token that it samples."""
         return self._policy_version
 
     @policy_version.setter
@@ -116,45 +118,49 @@ class VllmEngine:
         return len(self._pending)
 
     def submit(self, requests: Sequence[TokenRequest]) -> None:
-        """Queue requests, all or none. Raises `PolicyError` for one that could never be served."""
+        """Queue all requests, or none and raise `PolicyError` if one of them could never be served."""
         check_requests(requests, self._pending, max_positions=self._max_positions, vocab_size=self._vocab_size)
         from vllm.inputs import tokens_input
 
         for request in requests:
-            self._engine.add_request(request.key, tokens_input(list(request.context_ids)), self._sampling(request))
+            prompt = tokens_input(list(request.context_ids))
+            self._engine.add_request(request.key, prompt, self._make_sampling_params(request))
             self._pending[request.key] = request
 
     def poll(self) -> list[Completion]:
-        """Decode until at least one sequence finishes; return all that finish at that step, `[]` if none is pending."""
+        """Decode until a sequence finishes; return all that finish at that step, `[]` if none is pending."""
         while self._pending:
             if not self._engine.has_unfinished_requests():
                 raise InfrastructureError(f"vLLM lost {len(self._pending)} requests, as {next(iter(self._pending))!r}")
-            outputs = [output for output in self._engine.step() if output.finished]
-            if finished := [self._completion(output) for output in outputs if output.request_id in self._pending]:
+            finished: list[Completion] = []
+            for output in self._engine.step():
+                if output.finished and output.request_id in self._pending:
+                    finished.append(self._read_completion(output))
+            if finished:
                 return finished
         return []
 
     def cancel(self, keys: Iterable[str]) -> None:
-        """Forget these requests; keys that are not pending are ignored."""
-        gone = [key for key in dict.fromkeys(keys) if self._pending.pop(key, None)]
-        self._engine.abort_request(gone)
+        """Drop these requests; keys that are not pending are ignored."""
+        cancelled = [key for key in dict.fromkeys(keys) if self._pending.pop(key, None)]
+        self._engine.abort_request(cancelled)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """See `TrainableEngine`."""
         tensors = {name: tensor.detach() for name, tensor in weights}
         try:
-            with self._handed_over(tensors) as message:
+            with self._passed_to_worker(tensors) as message:
                 self._engine.collective_rpc("receive_selfcest_weights", args=(message,))
         except Exception as error:
-            raise PolicyError(f"weights of policy_version {policy_version} were not taken: {error}") from error
+            raise PolicyError(f"vLLM did not load the weights of policy_version {policy_version}: {error}") from error
         self._engine.reset_prefix_cache(reset_running_requests=True)
         self.policy_version = policy_version
 
     def close(self) -> None:
-        """End vLLM and free its memory; what is pending is dropped."""
+        """Drop the pending requests, end vLLM and free its memory."""
         self._pending.clear()
         self._engine.engine_core.shutdown()
-        self._inside.discard(self)
+        self._in_process.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +168,7 @@ class VllmEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _sampling(self, request: TokenRequest) -> Any:
+    def _make_sampling_params(self, request: TokenRequest) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -171,31 +177,35 @@ class VllmEngine:
             seed=request.seed,
             max_tokens=request.max_new_tokens,
             stop_token_ids=self._stop_ids,
-            ignore_eos=True,  # whatever the folder's generation_config calls so
-            logprobs=0,  # of the sampled id alone
+            ignore_eos=True,  # end-of-sequence ids of the folder's generation_config
+            logprobs=0,  # log-probs of the sampled id, and of no other
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _completion(self, output: Any) -> Completion:
-        request, (made,) = self._pending.pop(output.request_id), output.outputs
-        if made.finish_reason not in _FINISH:
-            raise InfrastructureError(f"vLLM ended {request.key!r} by {made.finish_reason!r}; expected stop or length")
-        ids, version = tuple(made.token_ids), int(made.weight_versions[0].version)
-        logprobs = tuple(float(entry[token].logprob) for entry, token in zip(made.logprobs, ids, strict=True))
+    def _read_completion(self, output: Any) -> Completion:
+        request = self._pending.pop(output.request_id)
+        (sequence,) = output.outputs
+        if sequence.finish_reason not in _FINISH_REASONS:
+            raise InfrastructureError(
+                f"vLLM ended {request.key!r} by {sequence.finish_reason!r}; expected stop or length"
+            )
+        ids = tuple(sequence.token_ids)
+        version = int(sequence.weight_versions[0].version)
+        logprobs = tuple(float(entry[token].logprob) for entry, token in zip(sequence.logprobs, ids, strict=True))
         if not all(map(isfinite, logprobs)):
             raise PolicyError(
-                f"the model gave log-probs that are not finite at policy_version {version}; its weights or its inputs "
-                "have diverged: look at the last updates' gradient norms, and restart from a checkpoint"
+                f"the model gave log-probs that are not finite at policy_version {version}, so its weights or inputs "
+                "have diverged; check the gradient norms of the last updates, and restart from a checkpoint"
             )
         if request.temperature == 0:
             logprobs = (0.0,) * len(ids)
-        return Completion(request.key, ids, logprobs, _FINISH[made.finish_reason], version)
+        return Completion(request.key, ids, logprobs, _FINISH_REASONS[sequence.finish_reason], version)
 
     @contextmanager
-    def _handed_over(self, tensors: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor] | str]:
-        """The tensors themselves for a worker in this process, else the path of a file that lives as long as this."""
-        if self._options.weights_stay:
+    def _passed_to_worker(self, tensors: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor] | str]:
+        """Yield the tensors for a worker in this process, or the path of a temporary file for another process."""
+        if self._options.shares_process:
             yield tensors
             return
         from safetensors.torch import save_file
@@ -208,7 +218,7 @@ class VllmEngine:
 
 
 def _start(model: str | Path, options: VllmOptions) -> Any:
-    """vLLM's own engine, started as `options` say."""
+    """Start vLLM's own engine."""
     try:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
@@ -223,9 +233,11 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
     _check_threads(on_cpu and options.in_process)
     cache: dict[str, Any] = {}
     if options.kv_cache_gib is not None:
-        # The share of a GPU's memory that must be free at the start; there may be a learner on it already.
+        # gpu_memory_utilization is the fraction of a GPU's memory that must be free at the start. A learner may already
+        # use most of it.
         cache = {"kv_cache_memory_bytes": int(options.kv_cache_gib * _GIB), "gpu_memory_utilization": 0.001}
-    if options.tensor_parallel > 1:  # processes of this machine, also inside a Ray actor, where vLLM would ask Ray
+    if options.tensor_parallel > 1:
+        # The processes must be on this machine. Inside a Ray actor vLLM would start them with Ray by default.
         cache |= {"tensor_parallel_size": options.tensor_parallel, "distributed_executor_backend": "mp"}
     arguments = EngineArgs(
         model=str(model),
@@ -236,15 +248,15 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
         block_size=options.block_size,
         enforce_eager=on_cpu if options.eager is None else options.eager,
         enable_prefix_caching=True,
-        # After a piece of a prompt vLLM rewinds the request's generator, and the generators of CPUs cannot be rewound.
+        # After each chunk of a prompt vLLM rewinds the request's random generator, which is not possible on CPUs.
         enable_chunked_prefill=not on_cpu,
-        logprobs_mode="processed_logprobs",  # of the distribution sampled from, temperature included
+        logprobs_mode="processed_logprobs",  # those of the sampled distribution, at its temperature
         worker_extension_cls=f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
         disable_log_stats=True,
         **cache,
     )
     try:
-        with _untouched_process(options.in_process):
+        with _restored_process_state(options.in_process):
             config = arguments.create_engine_config()
             return LLMEngine(
                 config, Executor.get_class(config), log_stats=False, multiprocess_mode=not options.in_process
@@ -254,7 +266,10 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
 
 
 def _check_threads(shared: bool) -> None:
-    """On a CPU, threads that spin while they wait for each other cost a factor of ten as soon as a core is shared."""
+    """Raise `ConfigError` if vLLM would use spinning threads on CPUs that it shares with this process.
+
+    Threads that spin while they wait make vLLM ten times slower as soon as they share a core with another thread.
+    """
     import torch
 
     passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
@@ -267,16 +282,18 @@ def _check_threads(shared: bool) -> None:
 
 
 @contextmanager
-def _untouched_process(in_process: bool) -> Iterator[None]:
-    """Undo what starting vLLM does to its process: it seeds all random state and disables torch.set_num_threads."""
+def _restored_process_state(in_process: bool) -> Iterator[None]:
+    """Restore the process after the start of vLLM, which seeds all random state and disables torch.set_num_threads."""
     import numpy as np
     import torch
 
-    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)), "OMP_WAIT_POLICY": "passive"}
-    before = {name: os.environ.get(name) for name in wanted}
-    set_num_threads, states = torch.set_num_threads, (random.getstate(), np.random.get_state())
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)), "OMP_WAIT_POLICY": "passive"}
+    before = {name: os.environ.get(name) for name in variables}
+    set_num_threads = torch.set_num_threads
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
-    os.environ.update(wanted)
+    os.environ.update(variables)
     try:
         with torch.random.fork_rng(devices):
             yield
@@ -287,5 +304,5 @@ def _untouched_process(in_process: bool) -> Iterator[None]:
             else:
                 os.environ[name] = value
         torch.set_num_threads = set_num_threads
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

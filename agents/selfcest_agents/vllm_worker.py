@@ -1,6 +1,6 @@
-"""What runs inside vLLM's worker, which may be another process. vLLM mixes the class into its own by its name.
+"""An extension of vLLM's worker, which may run in another process. vLLM adds the class to its own worker class by name.
 
-This module imports nothing heavy: vLLM imports it, not the other way round.
+This module does not import vLLM at its top, because vLLM imports it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from selfcest_agents.engine import check_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-# At every push it warns of layers that no tensor names; what matters of that is checked here.
+# This logger warns at every update of layers that no tensor names. `_check_selfcest_weights` checks the tensors.
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 class WeightReceiver:
-    """Takes new weights in place, whole or not at all."""
+    """Replaces all weights of the worker's model in place, or none of them."""
 
-    if TYPE_CHECKING:  # what vLLM's worker has; names bound here would clash with it
+    if TYPE_CHECKING:  # attributes of vLLM's worker, which must not be assigned in this class
         model_runner: Any
         vllm_config: Any
         _selfcest_shapes: Mapping[str, tuple[int, ...]]
@@ -29,7 +29,7 @@ class WeightReceiver:
         def reload_weights(self, *, weights_iterator: Any) -> None: ...
 
     def note_selfcest_checkpoint(self) -> None:
-        """Remember what the checkpoint holds, while it is sure to be there."""
+        """Store the names and shapes of the checkpoint's tensors. Its folder may be deleted later."""
         from vllm.model_executor.model_loader import get_model_loader
 
         loader = get_model_loader(self.vllm_config.load_config)
@@ -37,13 +37,13 @@ class WeightReceiver:
         self._selfcest_shapes = {name: tuple(tensor.shape) for name, tensor in stored if not self._is_tied(name)}
 
     def receive_selfcest_weights(self, weights: Mapping[str, Tensor] | str) -> None:
-        """Load every tensor of the checkpoint anew.
+        """Replace all tensors of the checkpoint.
 
         Args:
-            weights: tensors by the names of the checkpoint's files, or the path of a safetensors file with them.
+            weights: tensors with their names in the checkpoint, or the path of a safetensors file with them.
 
         Raises:
-            PolicyError: a tensor is missing, unknown or of another shape; the old weights then still stand.
+            PolicyError: a tensor is missing, unknown or of another shape. The old weights are then unchanged.
         """
         if isinstance(weights, str):
             from safetensors.torch import load_file
@@ -51,21 +51,21 @@ class WeightReceiver:
             weights = load_file(weights)
         self._check_selfcest_weights(weights)
         logging.getLogger(_RELOAD_LOGGER).setLevel(logging.ERROR)
-        # Straight to `model.load_weights` fails on CPUs, where the loaded weights have been packed for oneDNN.
+        # `model.load_weights` would fail on CPUs, where the loaded weights have been packed for oneDNN.
         self.reload_weights(weights_iterator=iter(weights.items()))
         self._repack_tied_head()
 
     def _check_selfcest_weights(self, weights: Mapping[str, Tensor]) -> None:
-        # vLLM only warns of what is missing, and samples on with a mixture of old and new.
-        found = {name: tensor.shape for name, tensor in weights.items() if not self._is_tied(name)}
-        check_weights(found, self._selfcest_shapes)
+        # vLLM only warns of missing tensors, and would sample with a mixture of old and new weights.
+        shapes = {name: tensor.shape for name, tensor in weights.items() if not self._is_tied(name)}
+        check_weights(shapes, self._selfcest_shapes)
 
     def _is_tied(self, name: str) -> bool:
         tied = self.vllm_config.model_config.hf_text_config.tie_word_embeddings
         return bool(tied) and name.endswith("lm_head.weight")
 
     def _repack_tied_head(self) -> None:
-        """Pack a tied output layer again: a reload packs every linear layer but this one, which no tensor names."""
+        """Pack a tied output layer on a CPU. A reload does not pack it, because no tensor has its name."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.platforms import current_platform
 

@@ -1,4 +1,4 @@
-"""What a folder holds its weights in."""
+"""A check of the file format of a model's weights."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_roles_in_plain_text_are_those_of_the_template_alone() -> None:
 def test_where_roles_are_tokens_untrusted_text_is_encoded_as_it_is(family: str, codecs: dict[str, ChatCodec]) -> None:
     """Recorded episodes stay what they were."""
     codec = codecs[family]
-    assert codec.frame.plain_roles((*SPECIALS, *PLAIN_ADDED)) == ()
+    assert codec.frame.find_plain_roles((*SPECIALS, *PLAIN_ADDED)) == ()
     assert codec.count_text("<|im_start|> [INST] <div>") == len(
         TextEncoder(byte_level()).encode_plain("<|im_start|> [INST] <div>")
     )
@@ -344,7 +344,7 @@ def test_configs_that_cannot_be_right(config: dict[str, object], message: str) -
 def test_messages_that_are_no_chat_are_refused(codecs: dict[str, ChatCodec]) -> None:
     with pytest.raises(ConfigError, match="an opening has the roles"):
         codecs["chatml"].encode(opening()[:1], Boundary.OPENING)
-    with pytest.raises(ConfigError, match="expected tool messages alone"):
+    with pytest.raises(ConfigError, match="expected only tool messages"):
         codecs["chatml"].encode(opening(), Boundary.AFTER_STOP)
 
 

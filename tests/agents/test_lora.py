@@ -321,7 +321,7 @@ def test_layers_that_are_not_there_are_refused(targets: tuple[str, ...], message
 
 def test_a_second_adapter_is_refused() -> None:
     model = trained(tiny())
-    with pytest.raises(ConfigError, match="merge_lora it"):
+    with pytest.raises(ConfigError, match="merge it with merge_lora"):
         add_lora(model, OPTIONS, seed=0)
 
 

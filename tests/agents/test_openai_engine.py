@@ -613,7 +613,7 @@ def test_a_server_is_refused_as_a_sampler_to_train(serve: Serve) -> None:
         check_trainable(engine)
     with (
         OpenAIPolicy(config(server), SamplingConfig()) as policy,
-        pytest.raises(ConfigError, match="OpenAIPolicy takes no weights, so what is learned would never be played"),
+        pytest.raises(ConfigError, match="OpenAIPolicy takes no weights, so it would never play with the trained ones"),
     ):
         check_trainable(policy)
     assert server.seen == []

@@ -152,8 +152,8 @@ def test_the_store_finds_whole_blocks_and_drops_what_was_not_used() -> None:
     assert store.find(b[:-1])[0] == BLOCK
     assert store.find((*a, 7))[0] == 2 * BLOCK
     assert store.find(ids(4, 99)) == (0, None)
-    assert store.first_missing(a) is None
-    assert store.first_missing((*a, *c)) == store.first_missing((*a, *c[:BLOCK], 1, 2))
+    assert store.find_first_missing(a) is None
+    assert store.find_first_missing((*a, *c)) == store.find_first_missing((*a, *c[:BLOCK], 1, 2))
     store.put(c, saved)  # 6 blocks are one too many: b goes, a was used since
     assert [store.find(ids)[0] for ids in (a, c)] == [2 * BLOCK, 2 * BLOCK]
     assert store.find(b)[0] == BLOCK  # which a has as well

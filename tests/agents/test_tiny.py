@@ -134,12 +134,12 @@ def test_exported_tokenizer_agrees_on_trusted_text(text: str, tmp_path: Path) ->
 
 
 def test_foreign_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         load_pretrained(tmp_path / "missing")
     smaller = TOKENIZER.export()
     smaller.add_tokens(["more"])
     smaller.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="has 196 tokens, not the 195"):
+    with pytest.raises(ConfigError, match="has 196 tokens; expected the 195"):
         load_pretrained(tmp_path)
 
 

@@ -257,7 +257,7 @@ def test_a_partial_push_is_refused_and_the_old_weights_stand(engines: Engines) -
     engine.load_weights(model.state_dict().items(), 0)  # names the tied output layer too, which is no other tensor
     for bad in wrong:
         with pytest.raises(
-            PolicyError, match=r"policy_version 9 were not taken: 1 tensors .* 'model.layers.[12].mlp.up"
+            PolicyError, match=r"did not load the weights of policy_version 9: 1 tensors .* 'model.layers.[12].mlp.up"
         ):
             engine.load_weights(bad.items(), 9)
     found = play(engine, work)
@@ -519,7 +519,7 @@ def test_a_process_of_its_own_samples_and_takes_weights_alike(engines: Engines, 
     with VllmEngine(tmp_path, stop_ids=STOPS, options=replace(OPTIONS, in_process=False)) as engine:
         found = play(engine, work)
         assert {key: value.token_ids for key, value in found.items()} == {key: v.token_ids for key, v in want.items()}
-        with pytest.raises(PolicyError, match="policy_version 9 were not taken"):
+        with pytest.raises(PolicyError, match="did not load the weights of policy_version 9"):
             engine.load_weights(list(model.named_parameters())[1:], 9)
         perturb(model)
         engine.load_weights(model.named_parameters(), 2)

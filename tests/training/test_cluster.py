@@ -156,9 +156,9 @@ def test_no_samples_are_cut_into_more_micro_batches_than_are_possible(rows: Rows
 
 
 def test_weights_reach_several_processes_by_a_file() -> None:
-    assert VllmOptions().weights_stay
-    assert not VllmOptions(tensor_parallel=2).weights_stay
-    assert not VllmOptions(in_process=False).weights_stay
+    assert VllmOptions().shares_process
+    assert not VllmOptions(tensor_parallel=2).shares_process
+    assert not VllmOptions(in_process=False).shares_process
 
 
 def test_without_ray_a_run_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from selfcest_agents.lora import acting_as, add_lora, load_trainable_state, merged_weights, trainable_state
+from selfcest_agents.lora import add_lora, load_trainable_state, merged_weights, trainable_state, use_adapter
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_env.errors import RecordError
@@ -166,7 +166,7 @@ def test_both_begin_as_the_base_and_alike() -> None:
     model, base = by_role(), build_tiny(SHAPE, seed=0)
     ids = torch.arange(20, 30)[None]
     for role in Role:
-        with acting_as(model, role), torch.no_grad():
+        with use_adapter(model, role), torch.no_grad():
             assert torch.equal(model(input_ids=ids).logits, base(input_ids=ids).logits)
             assert all(torch.equal(tensor, base.get_parameter(name)) for name, tensor in merged_weights(model))
     roots, clones = (parameters_of(model, role) for role in Role)
@@ -254,5 +254,5 @@ def test_a_state_holds_both_and_goes_on_to_the_same_step() -> None:
     for each in (learner, other):
         each.policy_step(made, LossConfig())
     assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), other.model.parameters(), strict=True))
-    with pytest.raises(RecordError, match="tensors do not match what trains in this model"):
+    with pytest.raises(RecordError, match="tensors do not match the trainable parameters of this model"):
         load_trainable_state(adapted(), trainable_state(model))

@@ -459,8 +459,8 @@ def test_what_cannot_be_right_is_named_before_any_work(
 @pytest.mark.parametrize(
     ("options", "change", "words"),
     [
-        ({"source": "no/such/folder"}, {}, ["model.options", "no/such/folder is no model folder", "hub:OWNER/NAME"]),
-        ({"source": "EMPTY"}, {}, ["is no model: the folder has no config.json"]),
+        ({"source": "no/such/folder"}, {}, ["model.options", "there is no folder no/such/folder", "hub:OWNER/NAME"]),
+        ({"source": "EMPTY"}, {}, ["has no config.json"]),
         ({"source": "BARE"}, {}, ["no chat template"]),
         ({"source": "SHORT"}, {}, ["the model holds 32 positions, but the prompt of an empty task has"]),
         ({"dtype": "float16"}, {}, ["model.options.dtype is 'float16'", "float32, bfloat16"]),

@@ -1,1 +1,1 @@
-"""The engine over a model of transformers, and its helpers."""
+"""An engine over a model of transformers, and its parts."""

@@ -1,4 +1,4 @@
-"""Which waiting requests an engine prefills together, and which have to wait for what others leave behind."""
+"""Plan the prefill of waiting requests, so that a prefix that several of them share is computed once."""
 
 from __future__ import annotations
 
@@ -10,56 +10,62 @@ import torch
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.transformers.prefix_store import PrefixStore
 
-Start = tuple[int, torch.Tensor | None]
-"""Positions of a context that need not be computed, and the entry of the store that has them."""
+CachedPrefix = tuple[int, torch.Tensor | None]
+"""The number of positions of a context that are cached, and the entry of the store that holds them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wave:
-    """Requests that can be prefilled now.
+class PrefillPlan:
+    """Requests that are prefilled now, and requests that are deferred because they share a prefix with these.
 
     Attributes:
-        requests: no two of them begin with the same block unless the store has it.
-        starts: what of their contexts the store has, by key.
-        shared: keys of those whose context must be kept for a request that waits.
-        later: requests that copy from these.
+        requests: requests to prefill. No two of them begin with the same block, unless it is in the store.
+        cached_prefixes: cached prefix of each request in `requests`, by key.
+        shared_keys: keys of the requests whose context must be stored for a deferred request.
+        deferred: requests that will copy a prefix of these.
     """
 
     requests: Sequence[TokenRequest]
-    starts: Mapping[str, Start]
-    shared: frozenset[str] = frozenset()
-    later: list[TokenRequest] = field(default_factory=list)
+    cached_prefixes: Mapping[str, CachedPrefix]
+    shared_keys: frozenset[str] = frozenset()
+    deferred: list[TokenRequest] = field(default_factory=list)
 
     def batches(self, max_tokens: int) -> Iterator[list[TokenRequest]]:
-        """Runs of like length, which waste the least padding, of at most `max_tokens` padded ids (or one request)."""
+        """Yield batches of at most `max_tokens` ids with padding, or of one longer request.
+
+        Requests are sorted by length, so that a batch has little padding.
+        """
         batch: list[TokenRequest] = []
-        for request in sorted(self.requests, key=self._num_new):
-            if batch and (len(batch) + 1) * self._num_new(request) > max_tokens:
+        for request in sorted(self.requests, key=self._count_new_ids):
+            if batch and (len(batch) + 1) * self._count_new_ids(request) > max_tokens:
                 yield batch
                 batch = []
             batch.append(request)
         if batch:
             yield batch
 
-    def _num_new(self, request: TokenRequest) -> int:
-        return len(request.context_ids) - self.starts[request.key][0]
+    def _count_new_ids(self, request: TokenRequest) -> int:
+        return len(request.context_ids) - self.cached_prefixes[request.key][0]
 
 
-def next_wave(requests: Sequence[TokenRequest], prefixes: PrefixStore) -> Wave:
-    """Of requests that begin alike one goes first, and the others wait to copy what they share with it."""
+def plan_prefill(requests: Sequence[TokenRequest], prefixes: PrefixStore) -> PrefillPlan:
+    """Choose the requests to prefill now. Of several requests with the same new prefix this is the first."""
     if not prefixes.enabled:
-        return Wave(requests, {request.key: (0, None) for request in requests})
-    leaders: dict[int, TokenRequest] = {}
-    alone, later, shared = [], [], set()
+        return PrefillPlan(requests, {request.key: (0, None) for request in requests})
+    complete: list[TokenRequest] = []
+    leader_by_block: dict[int, TokenRequest] = {}
+    shared_keys: set[str] = set()
+    deferred: list[TokenRequest] = []
     for request in requests:
-        block = prefixes.first_missing(request.context_ids[:-1])
+        # The last id of a context is not prefilled, since it is the input of the first decoding step.
+        block = prefixes.find_first_missing(request.context_ids[:-1])
         if block is None:
-            alone.append(request)
-        elif block in leaders:
-            later.append(request)
-            shared.add(leaders[block].key)
+            complete.append(request)
+        elif block in leader_by_block:
+            deferred.append(request)
+            shared_keys.add(leader_by_block[block].key)
         else:
-            leaders[block] = request
-    now = [*alone, *leaders.values()]
-    starts = {request.key: prefixes.find(request.context_ids[:-1]) for request in now}
-    return Wave(now, starts, frozenset(shared), later)
+            leader_by_block[block] = request
+    prefilled = [*complete, *leader_by_block.values()]
+    cached_prefixes = {request.key: prefixes.find(request.context_ids[:-1]) for request in prefilled}
+    return PrefillPlan(prefilled, cached_prefixes, frozenset(shared_keys), deferred)

@@ -1,25 +1,26 @@
 """An engine over any Llama-style causal model of transformers, with continuous batching.
 
-Live rows occupy the first slots of one cache, without gaps: a finished one leaves at once, the last one takes its
-slot, and waiting requests are prefilled in padded batches behind the live ones. A prefill leaves out a context's last
-id; that id is the row's input at its first decoding step, so every token is sampled in the same place.
+Live rows occupy the first slots of one cache, without gaps. A finished row leaves at once, the last row moves into its
+slot, and waiting requests are prefilled in padded batches behind the live rows. A prefill omits the last id of a
+context. That id is the input of the row's first decoding step, so that all tokens are sampled by the same code.
 
-Requests with the same context that are admitted together share a row, as the episodes of a group and the clones with
-one objective do: the row is computed once, each of its sequences draws with its own random stream, and one that draws
-another token than the others goes on in a row of its own, with a copy of the cache.
+Requests with the same context that are admitted together share a row, such as the episodes of a group or clones with
+the same objective. The row is computed once, and each of its sequences draws with its own random stream. A sequence
+that draws another token than the others continues in a new row, with a copy of the cache.
 
-With `prefix_tokens` finished contexts are kept, so that an agent's next turn computes only what is new to it, and of
-requests that begin alike one is prefilled first and the others copy what they share.
+With `prefix_tokens` finished contexts are stored, so that an agent's next turn computes only its new part. Of several
+requests with the same prefix one is prefilled first, and the others copy the prefix.
 
-The model may be the learner's own object or a copy, as one of another dtype. Either way `load_weights` is how new
-weights come in; weights that are there already cost no copy. During `poll` the model computes as an engine needs it, so
-no other thread may use it then.
+The model can be the learner's own object or a copy, for example in another dtype. `load_weights` receives new weights
+in both cases, and copies only tensors that are not the model's own. `poll` changes the mode of the model while it
+computes, so no other thread may use the model at the same time.
 
-On a CPU larger linear layers compute from a copy that suits few rows (see `packed_linear`).
+On a CPU large linear layers compute with a packed copy of their weights, which is faster for few rows (see
+`packed_linear`).
 
-A row's random stream is its own, but matrix products round differently for different batch shapes: log-probabilities
-move by about 1e-6 in float32 with the batch composition, so a token can differ only where a uniform falls that close
-to a boundary. The same sequence of calls repeats exactly.
+Every sequence has its own random stream, but matrix products are rounded differently for different batch shapes. In
+float32 the batch changes log-probabilities by about 1e-6, so a token differs only if a draw is that close to a boundary
+between two tokens. The same sequence of calls gives exactly the same results.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ import torch
 from transformers import PreTrainedModel
 
 from selfcest_agents.engine import Completion, TokenRequest, check_requests, check_weights
-from selfcest_agents.transformers.admission import Start, next_wave
-from selfcest_agents.transformers.grouped_attention import grouped
+from selfcest_agents.transformers.admission import CachedPrefix, plan_prefill
+from selfcest_agents.transformers.grouped_attention import use_grouped_attention
 from selfcest_agents.transformers.packed_linear import PackedLinears
 from selfcest_agents.transformers.prefix_store import PrefixStore
 from selfcest_agents.transformers.sampling import draw, uniform_stream
@@ -44,12 +45,13 @@ from selfcest_agents.transformers.slot_cache import SlotCache
 from selfcest_env.errors import PolicyError
 from selfcest_env.types import FinishReason
 
-PATIENCE_STEPS = 8  # a small prefill costs a good part of a decoding step, so trickling requests wait for each other
+# A small prefill is almost as slow as a decoding step, so a few requests wait up to this many steps for further ones.
+PATIENCE_STEPS = 8
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request being decoded; `uniforms` is its whole random stream, [max_new_tokens]."""
+    """A request that is decoded. `uniforms` [max_new_tokens] is its whole random stream."""
 
     request: TokenRequest
     uniforms: npt.NDArray[np.float64]
@@ -78,25 +80,25 @@ class _Sequence:
 
 
 _Row = list[_Sequence]
-"""Sequences with the same ids so far, at one temperature and of one policy version; never empty."""
+"""Sequences with the same ids so far, the same temperature and the same policy version; never empty."""
 
 
 class TransformersEngine:
-    """`Engine` over a transformers model that lives in this process.
+    """An `Engine` over a transformers model in this process.
 
     Args:
-        model: a decoder with `position_ids`, 4-D masks and full attention. Its device and dtype are used as they are,
-            and `eager` attention; any other is computed by `sdpa`, over grouped heads without its copies.
-        stop_ids: ids that end a sequence; a sampled stop id is part of the completion.
-        max_batch_size: sequences decoded together at most. It bounds the cache, which holds as many rows as there were
-            different ones at a time, of the longest context met so far, and is kept as long as the engine.
-        prefill_tokens: ids, padding included, that one prefill pass holds at most (one context may exceed it alone).
-        prefix_tokens: ids of finished contexts whose keys and values are kept for reuse at most; 0 for none. It pays
-            where a prefill costs more than a copy, so for any model much larger than the tiny one.
+        model: decoder with `position_ids`, 4-D masks and full attention. Its device and dtype do not change. `eager`
+            attention is used as it is. Any other attention is computed by `sdpa`, for grouped heads without copies.
+        stop_ids: ids that end a sequence, and are part of the completion.
+        max_batch_size: maximum number of sequences that are decoded together. It bounds the cache, which has as many
+            rows as there were different sequences at a time, of the longest context so far. The cache never shrinks.
+        prefill_tokens: maximum number of ids of one prefill pass, including padding. One context may exceed it alone.
+        prefix_tokens: maximum number of ids of finished contexts whose keys and values are stored for reuse; 0 for
+            none. This is worth its cost for any model that is much larger than the tiny one.
 
     Raises:
-        PolicyError: a model whose attention depends on more than positions (sliding windows, dynamic RoPE), or with
-            layers that have a state instead of a cache.
+        PolicyError: the model's attention depends on more than positions (sliding windows, dynamic RoPE), or it has
+            layers with a state instead of a cache.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class TransformersEngine:
 
     @property
     def policy_version(self) -> int:
-        """Age of the weights. Setting it says that they have changed; sequences in flight keep what they cached."""
+        """Version of the weights. Set it after the weights have changed; pending sequences keep their cache."""
         return self._policy_version
 
     @policy_version.setter
@@ -141,20 +143,22 @@ class TransformersEngine:
         self._linears.clear()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """See `TrainableEngine`. Tensors that are the model's own, as where it is shared, stay as they are."""
-        self._copy(weights)  # what was sent is gone before contexts are computed anew, which takes memory too
+        """See `TrainableEngine`. Tensors of the model itself, as of a shared model, are not copied."""
+        # The sent tensors are freed before contexts are recomputed, because both need memory.
+        self._copy_weights(weights)
         self.policy_version = policy_version
-        self._recompute()
+        self._recompute_cache()
 
-    def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        own = dict(self._model.named_parameters())
-        tied = dict(self._model.named_parameters(remove_duplicate=False)).keys() - own.keys()
-        given = {name: tensor for name, tensor in weights if name not in tied}
-        check_weights(*({name: tensor.shape for name, tensor in side.items()} for side in (given, own)))
+    def _copy_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        parameters = dict(self._model.named_parameters())
+        tied_names = dict(self._model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
+        tensors = {name: tensor for name, tensor in weights if name not in tied_names}
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        check_weights(shapes, {name: parameter.shape for name, parameter in parameters.items()})
         with torch.no_grad():
-            for name, tensor in given.items():
-                if tensor.data_ptr() != own[name].data_ptr():
-                    own[name].copy_(tensor)
+            for name, tensor in tensors.items():
+                if tensor.data_ptr() != parameters[name].data_ptr():
+                    parameters[name].copy_(tensor)
 
     @property
     def pending(self) -> int:
@@ -165,150 +169,193 @@ class TransformersEngine:
         return sum(map(len, self._rows))
 
     def submit(self, requests: Sequence[TokenRequest]) -> None:
-        """Queue requests, all or none. Raises `PolicyError` for one that could never be served."""
-        pending = {request.key for request in self._waiting} | {each.request.key for row in self._rows for each in row}
-        check_requests(requests, pending, max_positions=self._max_positions, vocab_size=self._vocab_size)
+        """Queue all requests, or none and raise `PolicyError` if one of them could never be served."""
+        pending_keys = {request.key for request in self._waiting}
+        for row in self._rows:
+            pending_keys.update(sequence.request.key for sequence in row)
+        check_requests(requests, pending_keys, max_positions=self._max_positions, vocab_size=self._vocab_size)
         self._waiting.extend(requests)
 
     def poll(self) -> list[Completion]:
-        """Decode until at least one sequence finishes; return all that finish at that step, `[]` if none is pending."""
+        """Decode until a sequence finishes; return all that finish at that step, `[]` if none is pending."""
         with self._inference():
             while self.pending:
                 self._admit()
-                if finished := self._step():
+                finished = self._step()
+                if finished:
                     return finished
         return []
 
     def cancel(self, keys: Iterable[str]) -> None:
-        """Forget these requests; keys that are not pending are ignored."""
-        gone = frozenset(keys)
-        self._waiting = deque(request for request in self._waiting if request.key not in gone)
-        self._rows = [[each for each in row if each.request.key not in gone] for row in self._rows]
+        """Drop these requests; keys that are not pending are ignored."""
+        cancelled = frozenset(keys)
+        self._waiting = deque(request for request in self._waiting if request.key not in cancelled)
+        for slot, row in enumerate(self._rows):
+            self._rows[slot] = [sequence for sequence in row if sequence.request.key not in cancelled]
         with torch.inference_mode():
             self._release([slot for slot, row in enumerate(self._rows) if not row])
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        with _evaluating(self._model), grouped(self._model), self._linears.use(), torch.inference_mode():
+        with (
+            _evaluation_mode(self._model),
+            use_grouped_attention(self._model),
+            self._linears.use(),
+            torch.inference_mode(),
+        ):
             yield
 
-    def _recompute(self) -> None:
-        """Fill the cache of live rows anew."""
+    def _recompute_cache(self) -> None:
+        """Compute the cache of all live rows again."""
         width = max((row[0].position for row in self._rows), default=0)
         rows_at_once = max(1, self._prefill_tokens // max(1, width))
         with self._inference():
             for first in range(0, len(self._rows), rows_at_once):
                 rows = self._rows[first : first + rows_at_once]
-                self._fill(first, [row[0].ids[:-1] for row in rows], [0] * len(rows))
+                self._fill_cache(first, [row[0].ids[:-1] for row in rows], [0] * len(rows))
 
     def _admit(self) -> None:
-        """Move waiting requests into free slots, unless so few would join that it is better to wait a little."""
-        room = min(len(self._waiting), self._max_batch_size - self._num_live)
-        worthwhile = 8 * room >= self._num_live or self._steps_since_admission >= PATIENCE_STEPS
-        if not room or not worthwhile:
+        """Move waiting requests into free slots, unless there are so few that it is better to wait for more."""
+        num_admitted = min(len(self._waiting), self._max_batch_size - self._num_live)
+        is_worthwhile = 8 * num_admitted >= self._num_live or self._steps_since_admission >= PATIENCE_STEPS
+        if not num_admitted or not is_worthwhile:
             return
         self._steps_since_admission = 0
-        joined: dict[tuple[tuple[int, ...], float], _Row] = {}
-        for request in (self._waiting.popleft() for _ in range(room)):
+        new_rows: dict[tuple[tuple[int, ...], float], _Row] = {}
+        for _ in range(num_admitted):
+            request = self._waiting.popleft()
             uniforms = uniform_stream(request.seed, request.max_new_tokens)
-            row = joined.setdefault((request.context_ids, request.temperature), [])
+            row = new_rows.setdefault((request.context_ids, request.temperature), [])
             row.append(_Sequence(request, uniforms, self.policy_version))
-        rows = {row[0].request.key: row for row in joined.values()}
-        requests: Sequence[TokenRequest] = [row[0].request for row in joined.values()]
+        row_by_key = {row[0].request.key: row for row in new_rows.values()}
+        requests: Sequence[TokenRequest] = [row[0].request for row in new_rows.values()]
         while requests:
-            wave = next_wave(requests, self._prefixes)
-            for batch in wave.batches(self._prefill_tokens):
-                self._prefill(batch, wave.starts)
-                self._rows += [rows[request.key] for request in batch]
+            plan = plan_prefill(requests, self._prefixes)
+            for batch in plan.batches(self._prefill_tokens):
+                self._prefill(batch, plan.cached_prefixes)
+                self._rows += [row_by_key[request.key] for request in batch]
             for slot, row in enumerate(self._rows):
-                if row[0].request.key in wave.shared:
-                    self._keep(slot, row[0].request.context_ids[:-1])
-            requests = wave.later
+                if row[0].request.key in plan.shared_keys:
+                    self._store_prefix(slot, row[0].request.context_ids[:-1])
+            requests = plan.deferred
 
-    def _keep(self, slot: int, ids: tuple[int, ...]) -> None:
+    def _store_prefix(self, slot: int, ids: tuple[int, ...]) -> None:
         if self._prefixes.wants(ids):
             self._prefixes.put(ids, self._cache.save(slot, len(ids)))
 
-    def _prefill(self, requests: Sequence[TokenRequest], starts: Mapping[str, Start]) -> None:
-        """Compute the cache of new slots, behind those of the live rows, but for what the store has."""
-        first = len(self._rows)
-        lengths = [starts[request.key][0] for request in requests]
-        for slot, request in enumerate(requests, first):
-            length, saved = starts[request.key]
+    def _prefill(self, requests: Sequence[TokenRequest], cached_prefixes: Mapping[str, CachedPrefix]) -> None:
+        """Compute the cache of new slots behind the live rows, except for the cached prefixes."""
+        first_slot = len(self._rows)
+        lengths = []
+        for slot, request in enumerate(requests, first_slot):
+            length, saved = cached_prefixes[request.key]
+            lengths.append(length)
             if saved is not None:
                 self._cache.load(slot, saved, length)
-        self._fill(first, [request.context_ids[:-1] for request in requests], lengths)
+        self._fill_cache(first_slot, [request.context_ids[:-1] for request in requests], lengths)
 
-    def _fill(self, first: int, contexts: Sequence[tuple[int, ...]], starts: Sequence[int]) -> None:
-        """Compute the cache of slots `first, first + 1, ...` for these ids, of which `starts` positions are there."""
-        rest = [ids[start:] for ids, start in zip(contexts, starts, strict=True)]
-        if width := max(map(len, rest)):
-            device = self._model.device
-            # Padding is on the right: it is written behind the context, where decoding overwrites it before looking.
-            padded = [(*ids, *([0] * (width - len(ids)))) for ids in rest]
-            positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
-            self._forward(first, torch.tensor(padded, device=device), positions, max(starts) + width)
+    def _fill_cache(self, first_slot: int, contexts: Sequence[tuple[int, ...]], cached: Sequence[int]) -> None:
+        """Compute the cache of consecutive slots.
+
+        Args:
+            first_slot: slot of the first context.
+            contexts: ids of each context.
+            cached: number of positions of each context that are in the cache already.
+        """
+        new_ids = [ids[start:] for ids, start in zip(contexts, cached, strict=True)]
+        width = max(map(len, new_ids))
+        if width == 0:
+            return
+        device = self._model.device
+        # The padding on the right is written behind the context. Decoding overwrites it before attention reads it.
+        padded = [(*ids, *([0] * (width - len(ids)))) for ids in new_ids]
+        positions = torch.tensor(cached, device=device)[:, None] + torch.arange(width, device=device)
+        self._forward(first_slot, torch.tensor(padded, device=device), positions, max(cached) + width)
 
     def _step(self) -> list[Completion]:
-        """Compute one position of every live row and draw a token for every sequence; return those that ended."""
-        rows, device = self._rows, self._model.device
-        positions = [row[0].position for row in rows]
+        """Decode one position of every live row and draw a token for every sequence; return those that finished."""
+        device = self._model.device
+        positions = [row[0].position for row in self._rows]
         logits = self._forward(
             0,
-            torch.tensor([[row[0].input_id] for row in rows], device=device),
+            torch.tensor([[row[0].input_id] for row in self._rows], device=device),
             torch.tensor(positions, device=device)[:, None],
             max(positions) + 1,
         )
+        row_of_draw: list[int] = []
+        uniforms: list[float] = []
+        for slot, row in enumerate(self._rows):
+            for sequence in row:
+                row_of_draw.append(slot)
+                uniforms.append(sequence.uniform)
         ids, logprobs = draw(
             logits,
-            torch.tensor([row[0].request.temperature for row in rows], dtype=torch.float64, device=device),
-            torch.tensor([slot for slot, row in enumerate(rows) for _ in row], device=device),
-            torch.tensor([each.uniform for row in rows for each in row], dtype=torch.float64, device=device),
+            torch.tensor([row[0].request.temperature for row in self._rows], dtype=torch.float64, device=device),
+            torch.tensor(row_of_draw, device=device),
+            torch.tensor(uniforms, dtype=torch.float64, device=device),
         )
         if bool(logprobs.isnan().any()):
             raise PolicyError(
-                f"the model gave NaN logits at policy_version {self.policy_version}; its weights or its inputs "
-                "have diverged: look at the last updates' gradient norms, and restart from a checkpoint"
+                f"the model gave NaN logits at policy_version {self.policy_version}, so its weights or inputs have "
+                "diverged; check the gradient norms of the last updates, and restart from a checkpoint"
             )
         self._steps_since_admission += 1
-        return self._record(iter(zip(ids.tolist(), logprobs.tolist(), strict=True)))
+        return self._append_tokens(iter(zip(ids.tolist(), logprobs.tolist(), strict=True)))
 
-    def _record(self, drawn: Iterator[tuple[int, float]]) -> list[Completion]:
-        """Note what was drawn, row by row: part rows whose sequences now differ, free those that are over."""
+    def _append_tokens(self, draws: Iterator[tuple[int, float]]) -> list[Completion]:
+        """Append the drawn tokens, split rows whose sequences differ now, and free the rows that have finished.
+
+        Args:
+            draws: id and log-probability of every sequence, in the order of rows.
+
+        Returns:
+            The completions of the finished sequences.
+        """
         finished: list[Completion] = []
-        for slot, row in enumerate(self._rows[:]):
-            live: dict[int, _Row] = {}
+        for slot, row in enumerate(list(self._rows)):
+            live_by_token: dict[int, _Row] = {}
             num_finished = len(finished)
-            for each in row:
-                token, logprob = next(drawn)
-                each.token_ids.append(token)
-                each.logprobs.append(logprob)
+            for sequence in row:
+                token, logprob = next(draws)
+                sequence.token_ids.append(token)
+                sequence.logprobs.append(logprob)
                 if token in self._stop_ids:
-                    finished.append(each.completion(FinishReason.STOP))
-                elif len(each.token_ids) == each.request.max_new_tokens:
-                    finished.append(each.completion(FinishReason.LENGTH))
+                    finished.append(sequence.completion(FinishReason.STOP))
+                elif len(sequence.token_ids) == sequence.request.max_new_tokens:
+                    finished.append(sequence.completion(FinishReason.LENGTH))
                 else:
-                    live.setdefault(token, []).append(each)
+                    live_by_token.setdefault(token, []).append(sequence)
             if len(finished) > num_finished and row[0].policy_version == self.policy_version:
-                self._keep(slot, row[0].ids[:-1])
-            self._rows[slot], *others = live.values() or [[]]
-            for other in others:
-                self._cache.copy(slot, len(self._rows), other[0].position)
-                self._rows.append(other)
+                self._store_prefix(slot, row[0].ids[:-1])
+            # The first token continues in this slot, and every other token in a new slot with a copy of the cache.
+            self._rows[slot], *split_rows = live_by_token.values() or [[]]
+            for split_row in split_rows:
+                self._cache.copy(slot, len(self._rows), split_row[0].position)
+                self._rows.append(split_row)
         self._release([slot for slot, row in enumerate(self._rows) if not row])
         return finished
 
     def _release(self, slots: Sequence[int]) -> None:
-        """Free these slots and close the gaps with the last rows."""
+        """Free these slots, and move the last rows into the gaps."""
         for slot in sorted(slots, reverse=True):
             last = self._rows.pop()
             if slot < len(self._rows):
                 self._rows[slot] = last
                 self._cache.copy(len(self._rows), slot, last[0].position)
 
-    def _forward(self, first: int, ids: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """Feed `ids` [rows, tokens] at `positions`, looking back over `length`; return last logits [rows, vocab]."""
-        self._cache.aim(first, positions, length)
+    def _forward(self, first_slot: int, ids: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """Run the model over consecutive slots.
+
+        Args:
+            first_slot: slot of the first row.
+            ids: [rows, tokens] input ids.
+            positions: [rows, tokens] positions of the ids.
+            length: number of cached positions that attention reads, at least all `positions` + 1.
+
+        Returns:
+            [rows, vocabulary] logits of the last token of each row.
+        """
+        self._cache.prepare(first_slot, positions, length)
         visible = torch.arange(length, device=ids.device) <= positions[:, :, None]
         dtype = self._model.dtype
         mask = torch.zeros(visible.shape, dtype=dtype, device=ids.device)
@@ -326,30 +373,32 @@ class TransformersEngine:
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Switch dropout and gradient checkpointing off, and back on if the learner had them on."""
-    training = model.training
-    if training:
+def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch off dropout and gradient checkpointing within the block, if the model is in training mode."""
+    was_training = model.training
+    if was_training:
         model.eval()
     try:
         yield
     finally:
-        if training:
+        if was_training:
             model.train()
 
 
 def _check_model(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    if other := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
+    sliding_window = getattr(config, "sliding_window", None)
+    is_sliding = sliding_window is not None and getattr(config, "use_sliding_window", True)
+    unsupported = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if unsupported:
         raise PolicyError(
-            f"{type(model).__name__} has layers of {', '.join(sorted(other))}; this engine needs full attention in "
-            "every layer: use another model or another engine"
+            f"{type(model).__name__} has layers of {', '.join(sorted(unsupported))}; expected full attention in every "
+            "layer: use another model or another engine"
         )
-    if sliding or rope in ("dynamic", "longrope"):
+    if is_sliding or rope in ("dynamic", "longrope"):
         raise PolicyError(
-            f"{type(model).__name__} has sliding_window = {getattr(config, 'sliding_window', None)} and rope_type = "
-            f"{rope!r}; this engine batches rows of different lengths and needs full attention and a RoPE that depends "
-            "on positions alone: use a model with those, or another engine"
+            f"{type(model).__name__} has sliding_window = {sliding_window} and rope_type = {rope!r}; expected full "
+            "attention and a RoPE that depends on positions only, because rows of different lengths are batched: use "
+            "another model or another engine"
         )

@@ -1,4 +1,4 @@
-"""Attention of grouped heads over a padded cache without copying keys and values once per head of a group."""
+"""Attention of grouped heads over a padded cache, without a copy of keys and values for each head of a group."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The heads of a group look at the same keys, so they are folded into the query's length. No dropout.
+    """Compute attention without dropout. The heads of a group read the same keys, so they extend the query's length.
 
     Args:
-        module: unused; transformers passes it.
+        module: unused, but transformers passes it.
         query: [rows, heads, new, head_dim].
         key, value: [rows, kv_heads, length, head_dim].
-        attention_mask: [rows, 1, new, length], added to the scores.
-        scaling: of the scores; 1 / sqrt(head_dim) by default.
+        attention_mask: [rows, 1, new, length], which is added to the scores.
+        scaling: factor of the scores; 1 / sqrt(head_dim) by default.
 
     Returns:
-        [rows, new, heads, head_dim], and no weights.
+        The output [rows, new, heads, head_dim], and `None` in place of the attention weights.
     """
     rows, heads, new, size = query.shape
     kv_heads = key.shape[1]
@@ -47,16 +47,19 @@ AttentionInterface.register(NAME, grouped_attention)
 
 
 @contextmanager
-def grouped(model: PreTrainedModel) -> Iterator[None]:
-    """Use it where transformers' `sdpa` would copy, and for flash and flex attention, which take no dense mask."""
+def use_grouped_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Replace the attention of a model within the block, unless it is `eager`, or `sdpa` without grouped heads.
+
+    For grouped heads transformers' `sdpa` would copy keys and values. Flash and flex attention support no dense mask.
+    """
     config = model.config.get_text_config()
-    given = config._attn_implementation
-    shared = getattr(config, "num_key_value_heads", None) not in (None, config.num_attention_heads)
-    if given == "eager" or (given == "sdpa" and not shared):
+    implementation = config._attn_implementation
+    has_groups = getattr(config, "num_key_value_heads", None) not in (None, config.num_attention_heads)
+    if implementation == "eager" or (implementation == "sdpa" and not has_groups):
         yield
         return
     config._attn_implementation = NAME
     try:
         yield
     finally:
-        config._attn_implementation = given
+        config._attn_implementation = implementation

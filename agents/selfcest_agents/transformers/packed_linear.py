@@ -1,7 +1,7 @@
-"""Linear layers of a model on a CPU, with weights in the layout that oneDNN's kernels read.
+"""Linear layers on a CPU with copies of their weights in the layout of oneDNN's kernels.
 
-A plain product lays the weight out anew on every call, which for the few rows of a decoding step takes about as long as
-the product itself. The copy in the other layout costs as much memory as the linear layers do.
+A plain product converts the weight to this layout at every call. For the few rows of a decoding step this takes about
+as long as the product itself. The copies need as much memory as the weights of the linear layers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TypeGuard
 import torch
 
 _OPS = torch.ops.mkldnn
-MIN_WEIGHTS = 2**18  # of a layer; below, a call to the kernel costs more than the layout
-_ROWS = 64  # what the layout is chosen for; it serves other numbers of rows as well
+MIN_WEIGHTS = 2**18  # weights of a layer; for smaller layers the call of the kernel costs more than the conversion
+_ROWS = 64  # number of rows for which the layout is chosen; it also works for others
 
 
 class PackedLinears:
-    """Packs the linear layers of a model, again whenever their weights have changed.
+    """Packed weights of a model's linear layers, which are renewed when the weights have changed.
 
     Args:
-        model: left as it is, but for the time of `use`. Small layers, and those of other kinds, devices and dtypes, are
-            not touched.
+        model: model that changes only within `use`. Small layers, and layers of other kinds, devices and dtypes, never
+            change.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -32,16 +32,17 @@ class PackedLinears:
         self._state: list[tuple[int, int]] = []
 
     def clear(self) -> None:
-        """Forget the copies. Needed after changes that torch does not count: through `.data`, by a fused optimiser."""
-        self._packed, self._state = {}, []
+        """Drop the copies. This is needed after changes that torch does not count: by `.data` or a fused optimiser."""
+        self._packed = {}
+        self._state = []
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Let the layers compute from the packed weights. No gradients flow."""
+        """Compute the layers with the packed weights within the block, without gradients."""
         layers = [module for module in self._model.modules() if _can_pack(module)]
         state = [(layer.weight.data_ptr(), layer.weight._version) for layer in layers]
         if state != self._state:
-            self.clear()  # or there would be two copies for a while
+            self.clear()  # before packing, so that there are never two copies
             self._packed = {layer: _OPS._reorder_linear_weight(layer.weight.detach(), _ROWS) for layer in layers}
             self._state = state
         for layer, packed in self._packed.items():

@@ -1,4 +1,4 @@
-"""Keys and values of contexts already computed, found again by the ids they begin with."""
+"""A cache of keys and values of computed contexts, which are found by their first ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-BLOCK = 16  # prefixes are found at multiples of so many ids
+BLOCK = 16  # number of ids of a block; a prefix consists of complete blocks
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -18,16 +18,17 @@ class _Entry:
 
 
 class PrefixStore:
-    """The most recently used contexts, as long as their ids together stay within a bound.
+    """The most recently used contexts, with a bound on the sum of their ids.
 
     Args:
-        max_tokens: ids held at most; 0 switches the store off.
+        max_tokens: maximum number of stored ids; 0 switches the store off.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._entries: OrderedDict[tuple[int, ...], _Entry] = OrderedDict()
-        self._owners: dict[int, dict[_Entry, None]] = {}  # entries that hold a block, by its name, oldest first
+        # The entries that hold a block, oldest first, by the hash of the block and all blocks before it.
+        self._entries_by_hash: dict[int, dict[_Entry, None]] = {}
         self._num_tokens = 0
 
     @property
@@ -35,54 +36,66 @@ class PrefixStore:
         return self._max_tokens > 0
 
     def clear(self) -> None:
-        """Forget everything, as after a change of the weights."""
+        """Drop all entries, as after a change of the weights."""
         self._entries.clear()
-        self._owners.clear()
+        self._entries_by_hash.clear()
         self._num_tokens = 0
 
     def wants(self, ids: tuple[int, ...]) -> bool:
-        """Whether these ids are of a length that can be found and kept, and not there yet."""
+        """Whether these ids are not stored yet, are at least one block long, and fit into the store."""
         return BLOCK <= len(ids) <= self._max_tokens and ids not in self._entries
 
     def put(self, ids: tuple[int, ...], saved: torch.Tensor) -> None:
-        """Keep what `SlotCache.save` gave for `ids`, if wanted; the least recently used entries make room."""
+        """Store the keys and values of `ids` from `SlotCache.save`, and drop the least recently used entries."""
         if not self.wants(ids):
             return
-        entry = self._entries[ids] = _Entry(ids, saved)
+        entry = _Entry(ids, saved)
+        self._entries[ids] = entry
         self._num_tokens += len(ids)
-        for _, key in _chain(ids):
-            self._owners.setdefault(key, {})[entry] = None
+        for _, prefix_hash in _hash_prefixes(ids):
+            self._entries_by_hash.setdefault(prefix_hash, {})[entry] = None
         while self._num_tokens > self._max_tokens:
             self._drop(next(iter(self._entries.values())))
 
     def find(self, ids: tuple[int, ...]) -> tuple[int, torch.Tensor | None]:
-        """Length of the longest stored prefix of `ids`, in whole blocks, and what was saved for it or for more."""
-        length, found = 0, None
-        for end, key in _chain(ids):
-            if key not in self._owners:
-                break
-            length, found = end, next(reversed(self._owners[key]))
-        if found is None or found.ids[:length] != ids[:length]:  # equal names of different blocks: improbable
-            return 0, None
-        self._entries.move_to_end(found.ids)
-        return length, found.saved
+        """Return the length of the longest stored prefix of `ids`, and the keys and values of a context that has it.
 
-    def first_missing(self, ids: tuple[int, ...]) -> int | None:
-        """Name of the first block of `ids` that is not stored, equal for contexts equal up to its end."""
-        return next((key for _, key in _chain(ids) if key not in self._owners), None)
+        The length is a multiple of `BLOCK`. Without a stored prefix the result is `(0, None)`.
+        """
+        length = 0
+        entry: _Entry | None = None
+        for end, prefix_hash in _hash_prefixes(ids):
+            if prefix_hash not in self._entries_by_hash:
+                break
+            length = end
+            entry = next(reversed(self._entries_by_hash[prefix_hash]))
+        if entry is None or entry.ids[:length] != ids[:length]:  # different ids with the same hash are improbable
+            return 0, None
+        self._entries.move_to_end(entry.ids)
+        return length, entry.saved
+
+    def find_first_missing(self, ids: tuple[int, ...]) -> int | None:
+        """Return the hash of the shortest prefix of `ids` that is not stored; `None` if all complete blocks are stored.
+
+        Contexts with the same ids up to the end of this prefix have the same hash.
+        """
+        for _, prefix_hash in _hash_prefixes(ids):
+            if prefix_hash not in self._entries_by_hash:
+                return prefix_hash
+        return None
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.ids]
         self._num_tokens -= len(entry.ids)
-        for _, key in _chain(entry.ids):
-            del self._owners[key][entry]
-            if not self._owners[key]:
-                del self._owners[key]
+        for _, prefix_hash in _hash_prefixes(entry.ids):
+            del self._entries_by_hash[prefix_hash][entry]
+            if not self._entries_by_hash[prefix_hash]:
+                del self._entries_by_hash[prefix_hash]
 
 
-def _chain(ids: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """(end, name) of every whole block; a name stands for the block and all before it."""
-    key = 0
+def _hash_prefixes(ids: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield the length and the hash of every prefix of complete blocks, shortest first."""
+    prefix_hash = 0
     for end in range(BLOCK, len(ids) + 1, BLOCK):
-        key = hash((key, ids[end - BLOCK : end]))
-        yield end, key
+        prefix_hash = hash((prefix_hash, ids[end - BLOCK : end]))
+        yield end, prefix_hash

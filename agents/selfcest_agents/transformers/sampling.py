@@ -1,4 +1,4 @@
-"""Drawing tokens, so that a draw depends on its row's logits and temperature and on its own uniform alone."""
+"""Draw tokens. A draw depends only on the logits and temperature of its row, and on its own uniform."""
 
 from __future__ import annotations
 
@@ -6,67 +6,74 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-BLOCK = 256  # ids are summed up by so many, so that the search for a draw reads one block and not the vocabulary
+BLOCK = 256  # ids per block; the search for a draw reads the sums of blocks and then one block, not the vocabulary
 
 
 def uniform_stream(seed: int, length: int) -> npt.NDArray[np.float64]:
-    """The first `length` uniforms in [0, 1) of the stream named by `seed`; a longer stream starts the same way."""
+    """Return uniforms in [0, 1), [length]. A longer stream of the same seed begins with the same numbers."""
     return np.random.Generator(np.random.Philox(seed)).random(length)
 
 
 def draw(
     logits: torch.Tensor, temperatures: torch.Tensor, rows: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample from softmax(logits / temperature) by inverting its cumulative sum, any number of times per row.
+    """Sample from softmax(logits / temperature) by inversion of its cumulative sum, any number of times per row.
 
-    Weights of single ids and their sums over a block are of float32, all other sums and what is returned of float64.
+    The weights of ids and their sums over a block are float32. All other sums and the results are float64.
 
     Args:
         logits: [rows, vocabulary].
-        temperatures: [rows] float64; 0 takes the likeliest id, the lowest one in a tie.
-        rows: [draws] int64, the row that each is from.
-        uniforms: [draws] float64 in [0, 1); unused where the temperature is 0.
+        temperatures: [rows] float64; 0 is greedy and takes the lowest id in a tie.
+        rows: [draws] int64 row of each draw.
+        uniforms: [draws] float64 in [0, 1); unused if the temperature is 0.
 
     Returns:
-        ids [draws] int64 and their log-probabilities [draws] float64 (0.0 where the temperature is 0), NaN for a row
-        with a NaN among its logits.
+        The ids [draws] int64, and their log-probabilities [draws] float64, which are 0.0 if the temperature is 0, and
+        NaN if the row has a NaN among its logits.
     """
-    # Over a large vocabulary every pass costs a good part of a decoding step, so there are no more than these.
-    logits, greedy = logits.float(), temperatures == 0
-    if bool(greedy.all()):
-        best, likeliest = logits.max(dim=-1)
-        return likeliest[rows], torch.where(best.isnan(), best.double(), 0.0)[rows]
+    # Every pass over a large vocabulary costs a considerable part of a decoding step, so this code has few passes.
+    logits = logits.float()
+    is_greedy = temperatures == 0
+    if bool(is_greedy.all()):
+        largest, likeliest = logits.max(dim=-1)
+        return likeliest[rows], torch.where(largest.isnan(), largest.double(), 0.0)[rows]
     if bool((temperatures != 1).any()):
-        scales = torch.where(greedy, 1.0, temperatures).clamp_(min=torch.finfo(torch.float32).tiny)
+        scales = torch.where(is_greedy, 1.0, temperatures).clamp_(min=torch.finfo(torch.float32).tiny)
         logits = logits.sub(logits.amax(dim=-1, keepdim=True)).div_(scales[:, None].float())
     weights = logits.softmax(dim=-1)
     width = weights.shape[-1]
     block = min(width, BLOCK)
-    whole = width - width % block
-    sums = weights[:, :whole].view(len(weights), -1, block).sum(dim=-1)
-    if whole < width:
-        sums = torch.cat([sums, weights[:, whole:].sum(dim=-1, keepdim=True)], dim=-1)
-    edges = sums.cumsum(dim=-1, dtype=torch.float64)[rows]
-    total = edges[:, -1]
-    found, left = _invert(edges, uniforms * total)
-    columns = found[:, None] * block + torch.arange(block, device=weights.device)
-    inside = weights[rows[:, None], columns.clamp(max=width - 1)].double().masked_fill_(columns >= width, 0.0)
-    place, _ = _invert(inside.cumsum(dim=-1), left)
-    ids = columns.gather(1, place[:, None])[:, 0]
+    # The last block of a vocabulary may be incomplete.
+    complete = width - width % block
+    block_sums = weights[:, :complete].view(len(weights), -1, block).sum(dim=-1)
+    if complete < width:
+        block_sums = torch.cat([block_sums, weights[:, complete:].sum(dim=-1, keepdim=True)], dim=-1)
+    block_edges = block_sums.cumsum(dim=-1, dtype=torch.float64)[rows]
+    total = block_edges[:, -1]
+    block_index, remainder = _find_bins(block_edges, uniforms * total)
+    columns = block_index[:, None] * block + torch.arange(block, device=weights.device)
+    block_weights = weights[rows[:, None], columns.clamp(max=width - 1)].double().masked_fill_(columns >= width, 0.0)
+    index_in_block, _ = _find_bins(block_weights.cumsum(dim=-1), remainder)
+    ids = columns.gather(1, index_in_block[:, None])[:, 0]
     logprobs = weights[rows, ids].double().log() - total.log()
-    if bool(greedy.any()):
-        ids = torch.where(greedy[rows], logits.max(dim=-1).indices[rows], ids)
-        logprobs = torch.where(greedy[rows] & ~logprobs.isnan(), 0.0, logprobs)
+    if bool(is_greedy.any()):
+        ids = torch.where(is_greedy[rows], logits.max(dim=-1).indices[rows], ids)
+        logprobs = torch.where(is_greedy[rows] & ~logprobs.isnan(), 0.0, logprobs)
     return ids, logprobs
 
 
-def _invert(edges: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which bin each target falls into, and how far: of `edges` [draws, bins], cumulative sums, and `targets` [draws].
+def _find_bins(edges: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the bin of each target.
 
-    A target that rounding has put at the end or behind it falls into the last bin of any width.
+    Args:
+        edges: [draws, bins] cumulative sums of the widths of bins.
+        targets: [draws]. A target that rounding has put at or behind the last edge belongs to the last non-empty bin.
+
+    Returns:
+        The index of the bin [draws] int64, and the distance of the target from the start of its bin [draws].
     """
     last = edges[:, -1]
     targets = torch.minimum(targets, torch.nextafter(last, torch.zeros_like(last)))
-    found = torch.searchsorted(edges, targets[:, None], right=True).clamp_(max=edges.shape[-1] - 1)
-    before = torch.where(found > 0, edges.gather(1, (found - 1).clamp_(min=0)), 0.0)
-    return found[:, 0], targets - before[:, 0]
+    bins = torch.searchsorted(edges, targets[:, None], right=True).clamp_(max=edges.shape[-1] - 1)
+    starts = torch.where(bins > 0, edges.gather(1, (bins - 1).clamp_(min=0)), 0.0)
+    return bins[:, 0], targets - starts[:, 0]

@@ -1,4 +1,4 @@
-"""A key-value cache whose rows are slots: sequences of any length join, leave and are moved at any step."""
+"""A key-value cache whose rows are slots. Sequences of any length can join, leave and move at any step."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-POSITION_BUCKET = 64  # capacity grows by so many positions, so that a growing batch seldom copies its cache
+# The capacity grows by these many positions and rows, so that a growing batch seldom copies its cache.
+POSITION_BUCKET = 64
 ROW_BUCKET = 16
 
 
-def _bucketed(count: int, bucket: int) -> int:
+def _round_up(count: int, bucket: int) -> int:
     return -(-count // bucket) * bucket
 
 
 class SlotCache(Cache):
-    """Keys and values of every layer, each [rows, kv_heads, positions, head_dim], grown on demand.
+    """Keys and values of every layer, each [rows, kv_heads, positions, head_dim], which grow on demand.
 
-    `aim` says where the next forward pass writes and how far it looks back. Attention then costs what the longest live
-    context needs, whatever the model could hold. Memory is kept between batches: fresh pages cost more time than
-    used ones. What lies beyond a row's own length is stale but finite, and the caller's mask hides it.
+    `prepare` sets the positions that the next forward pass writes, and the number of positions that attention reads.
+    The cost of attention therefore depends on the longest live context, not on the model's maximum. Memory is reused
+    between batches, because new pages are slow. Positions beyond a row's length hold old, finite numbers, which the
+    caller's mask must hide.
     """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
-        self._first, self._length = 0, 0
-        self._row_index = self._positions = torch.zeros(0, 0, dtype=torch.long)
+        self._first = 0
+        self._length = 0
+        self._row_index = torch.zeros(0, 0, dtype=torch.long)
+        self._positions = torch.zeros(0, 0, dtype=torch.long)
 
-    def aim(self, first: int, positions: torch.Tensor, length: int) -> None:
+    def prepare(self, first: int, positions: torch.Tensor, length: int) -> None:
         """Prepare one forward pass over rows `first, first + 1, ...`.
 
         Args:
             first: slot of the first row.
-            positions: [rows, new tokens] where each new token is written, all below `length`.
-            length: attention sees positions `0 .. length - 1`.
+            positions: [rows, new tokens] positions at which the new tokens are written, all below `length`.
+            length: number of positions that attention reads, from position 0.
         """
-        self._first, self._positions, self._length = first, positions, length
+        self._first = first
+        self._positions = positions
+        self._length = length
         rows = torch.arange(first, first + positions.shape[0], device=positions.device)
         self._row_index = rows[:, None]
         for layer in range(len(self._keys)):
@@ -47,13 +53,14 @@ class SlotCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [rows, kv_heads, new tokens, head_dim]; return all in sight, [rows, kv_heads, length, head_dim]."""
+        """Write states [rows, kv_heads, new tokens, head_dim]; return all [rows, kv_heads, length, head_dim]."""
         if layer_idx == len(self._keys):
             empty = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
             self._keys.append(empty)
             self._values.append(empty)
             self._grow(layer_idx, self._first + self._positions.shape[0], self._length)
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys = self._keys[layer_idx]
+        values = self._values[layer_idx]
         keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
         values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
         rows = slice(self._first, self._first + key_states.shape[0])
@@ -67,28 +74,28 @@ class SlotCache(Cache):
             tensor[target, :, :length] = tensor[source, :, :length]
 
     def save(self, slot: int, length: int) -> torch.Tensor:
-        """A copy of the first `length` positions of a slot, [2 * layers, kv_heads, length, head_dim]."""
+        """Return a copy of the first `length` positions of a slot, [2 * layers, kv_heads, length, head_dim]."""
         return torch.stack([tensor[slot, :, :length] for tensor in (*self._keys, *self._values)])
 
     def load(self, slot: int, saved: torch.Tensor, length: int) -> None:
-        """Fill the first `length` positions of a slot from what `save` gave."""
+        """Fill the first `length` positions of a slot with the result of `save`."""
         for layer in range(len(self._keys)):
             self._grow(layer, slot + 1, length)
         for tensor, source in zip((*self._keys, *self._values), saved, strict=True):
             tensor[slot, :, :length] = source[:, :length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Always 0: rows differ in length, so callers pass positions and masks themselves."""
+        """Return 0. Rows differ in length, so callers pass positions and masks themselves."""
         return 0
 
     def _grow(self, layer: int, num_rows: int, length: int) -> None:
         old = self._keys[layer]
-        rows = max(old.shape[0], _bucketed(num_rows, ROW_BUCKET))
-        positions = max(old.shape[2], _bucketed(length, POSITION_BUCKET))
+        rows = max(old.shape[0], _round_up(num_rows, ROW_BUCKET))
+        positions = max(old.shape[2], _round_up(length, POSITION_BUCKET))
         if (rows, positions) == (old.shape[0], old.shape[2]):
             return
         for store in (self._keys, self._values):
-            # Zeros, not empty memory: a masked position weighs 0, but 0 * NaN would still be NaN.
+            # Zeros instead of empty memory, which may hold NaN: a masked position has weight 0, but 0 * NaN is NaN.
             grown = old.new_zeros(rows, old.shape[1], positions, old.shape[3])
             grown[: old.shape[0], :, : old.shape[2]] = store[layer]
             store[layer] = grown

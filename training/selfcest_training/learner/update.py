@@ -20,11 +20,11 @@ from torch.autograd.graph import increment_version
 from transformers import PreTrainedModel
 
 from selfcest_agents.lora import (
-    acting_as,
     has_roles,
     load_trainable_state,
     merged_weights,
     parameters_by_role,
+    use_adapter,
     without_lora,
 )
 from selfcest_agents.samplers import WeightSyncTarget
@@ -415,7 +415,7 @@ class Learner:
         """Return the samples of every micro-batch and the function's result on it, in order."""
         results: list[tuple[Sequence[Sample], Result]] = []
         for micro_batch in self._cut(samples):
-            with acting_as(self.model, _role_of(micro_batch.samples[0])):
+            with use_adapter(self.model, _role_of(micro_batch.samples[0])):
                 results.append((micro_batch.samples, function(self._collate(micro_batch))))
         return results
 

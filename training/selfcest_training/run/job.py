@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from selfcest_agents.language import Language, language_of
-from selfcest_agents.lora import acting_as, add_lora, has_roles, merge_lora
+from selfcest_agents.lora import add_lora, has_roles, merge_lora, use_adapter
 from selfcest_agents.player import ModelPlayer, TrainedPlayer
 from selfcest_agents.rollout import RolloutRequest, collect_failures
 from selfcest_agents.samplers import (
@@ -211,7 +211,7 @@ class Job:
         with atomic_write(self.folder / name) as folder:
             self.language.save(self.model, folder)
             if by_role:
-                with acting_as(self.model, Role.CLONE):
+                with use_adapter(self.model, Role.CLONE):
                     self.language.save(self.model, folder / CLONES)
 
     def _open(self) -> None:
