@@ -30,7 +30,7 @@ from selfcest_eval.stats.decision import outcome_of
 from selfcest_eval.stats.decision_table import ForcedTriple, find_forced_triples
 from selfcest_methods.bandit import Bandit, compute_reward
 from selfcest_methods.decide_first import DecideFirst
-from selfcest_methods.deciding import rest, word_in
+from selfcest_methods.deciding import find_word, subtract_costs
 from selfcest_methods.modes import Modes
 from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call, split_lines
 from selfcest_methods.planner import ROLES, Planner
@@ -214,18 +214,18 @@ def test_a_budget_that_the_decision_uses_up_leaves_no_answer() -> None:
 
 def test_words_of_decisions() -> None:
     words = ("alone", "delegate")
-    assert word_in("Delegate.", words) == "delegate"
-    assert word_in("d", words) == "delegate"
-    assert word_in("I would work alone here", words) == "alone"
-    assert [word_in(text, words) for text in ("alone or delegate", "I do", "", None)] == [None] * 4
+    assert find_word("Delegate.", words) == "delegate"
+    assert find_word("d", words) == "delegate"
+    assert find_word("I would work alone here", words) == "alone"
+    assert [find_word(text, words) for text in ("alone or delegate", "I do", "", None)] == [None] * 4
 
 
 def test_what_is_left_is_never_below_nothing() -> None:
     (record,) = play(Strategy(), decides("alone"))
     used = record.cost.total_tokens
-    assert rest(LIMITS, (record,)).total_tokens == 6000 - used
-    assert rest(replace(LIMITS, total_tokens=None), (record,)) == replace(LIMITS, total_tokens=None)
-    left = rest(replace(LIMITS, total_tokens=used + 3, generated_tokens=40), (record,))
+    assert subtract_costs(LIMITS, (record,)).total_tokens == 6000 - used
+    assert subtract_costs(replace(LIMITS, total_tokens=None), (record,)) == replace(LIMITS, total_tokens=None)
+    left = subtract_costs(replace(LIMITS, total_tokens=used + 3, generated_tokens=40), (record,))
     assert (left.total_tokens, left.generated_tokens, left.answer_reserve) == (3, 37, 3)
 
 

@@ -1,4 +1,6 @@
-"""Methods of the literature, one file for each: credit schemes, task samplers, filters, schedules, strategies of play.
+"""Methods of the literature: credit schemes, task samplers, group filters, reward schedules and strategies of play.
 
-Nothing imports this package. Its plug-ins are found through entry points, as those of any other package are.
+Each method has one file. Its docstring says what the method does, its source, and what differs from the source; the
+notes in docs/methods.md have the rest. Nothing imports this package: its plug-ins are found through entry points, as
+those of any other package are.
 """

@@ -1,7 +1,10 @@
-"""`board` lets clones leave notes for the later clones of the same parent, after Learning to Share (Fioresi et al.,
-arXiv 2602.05965). If it works, later calls repeat less work, and total tokens fall at equal accuracy.
+"""`board` lets clones leave notes for the later clones of the same parent.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: Learning to Share (Fioresi et al., arXiv 2602.05965, from the abstract). There teams that work side by side
+share a memory, and a trained controller admits entries. Here a note is shown when its whole call has joined, and the
+policy decides what it writes. docs/methods.md has the rest.
+
+Expected effect: later calls repeat less work, and total tokens fall at equal accuracy.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegatio
 @stored_as("selfcest_training.evaluation.board:Board", posts="posts")
 @dataclass(frozen=True)
 class NoteBoard(Strategy, Checked):
-    """The policy delegates, and its clones may leave notes to those that come after them.
+    """The policy delegates, and its clones may leave notes.
 
     Attributes:
-        posts: that a clone is shown, at most: the latest.
+        posts: largest number of notes that a clone is shown; the latest are shown.
     """
 
-    version: ClassVar[int] = 1  # what a board costs
+    # Raise it when the cost of a board changes.
+    version: ClassVar[int] = 1
     posts: Count = 8
 
     def check(self, context: PlayContext) -> None:

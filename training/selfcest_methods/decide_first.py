@@ -1,7 +1,10 @@
-"""`decide_first` asks for the decision to delegate in an episode of its own, after AdaSearch (Lin et al., arXiv
-2512.16883). If it works, precision and recall of delegation rise over those of a policy that decides as it works.
+"""`decide_first` asks for the decision to delegate in an episode of its own.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: AdaSearch (Lin et al., arXiv 2512.16883, from the abstract). There the model decides whether to search, and
+answers from its weights if not. Here it decides whether to delegate, and sees the documents if not. The two stages of
+training are not here. docs/methods.md has the rest.
+
+Expected effect: precision and recall of delegation rise over those of a policy that decides as it works.
 """
 
 from __future__ import annotations
@@ -12,28 +15,28 @@ from typing import ClassVar, Literal
 from selfcest_env.protocol import Note
 from selfcest_env.stored import stored_as
 from selfcest_eval.play.strategies import DelegatingStrategy, Monolithic, MonolithicRead
-from selfcest_methods.deciding import Deciding, Way
+from selfcest_methods.deciding import DecisionStrategy, WorkMode
 
 
 @stored_as("selfcest_training.evaluation.decide_first:DecideFirst", reads="reads", otherwise="otherwise")
 @dataclass(frozen=True)
-class DecideFirst(Deciding):
-    """Decides to delegate or to work alone, and then does it.
+class DecideFirst(DecisionStrategy):
+    """The policy decides whether it delegates or works alone, and then does so.
 
     Attributes:
-        reads: who works alone reads documents by key and does not see all texts.
-        otherwise: what an unreadable decision is taken for.
+        reads: whether a root that works alone reads documents by key; without it the prompt has all texts.
+        otherwise: the mode for a decision that cannot be read.
     """
 
     decides_first: ClassVar[bool] = True
     reads: bool = False
     otherwise: Literal["alone", "delegate"] = "delegate"
 
-    def ways(self) -> tuple[Way, ...]:
+    def work_modes(self) -> tuple[WorkMode, ...]:
         alone = MonolithicRead() if self.reads else Monolithic()
         return (
-            Way("alone", alone, Note("You have decided to work alone.", 1)),
-            Way("delegate", DelegatingStrategy(), Note("You have decided to delegate.", 2)),
+            WorkMode("alone", alone, Note("You have decided to work alone.", 1)),
+            WorkMode("delegate", DelegatingStrategy(), Note("You have decided to delegate.", 2)),
         )
 
     def question(self) -> Note:

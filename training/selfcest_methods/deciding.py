@@ -1,10 +1,11 @@
-"""The base of strategies that first decide how to work, in an episode of its own, and then work so.
+"""The base of strategies that decide how to work in an episode of its own, and then work in a second episode.
 
-The first episode shows the task, the keys of its documents and a question, and its answer is one word; the second has
-what the first has left of the budget, and is told what was decided. So a decision can be read, counted and scored,
-and its price is in the costs: both episodes' tokens add up, and so do their critical paths, since the second waits.
-An answer that names no way, or several, is taken for the fallback; *script executed* is the share of readable ones.
-In a tree, clones are told nothing: a decision is the root's, and limits hold it for all.
+The first episode shows the task, the keys of its documents and a question; its answer is one word. The second episode
+has what is left of the budget, and its root is told the decision. So a decision can be read, counted and scored. Its
+price is in the costs: the tokens of both episodes add up, and so do their critical paths, since the second one waits.
+
+An answer that names no mode, or several, counts as the fallback and not as an executed script. Clones are told nothing:
+the decision is the root's, and the limits apply it to the whole tree.
 """
 
 from __future__ import annotations
@@ -26,60 +27,65 @@ from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strat
 
 
 @dataclass(frozen=True)
-class Way(Strategy):
-    """A way to work that can be decided for.
+class WorkMode(Strategy):
+    """A way to work that can be chosen.
 
     Attributes:
-        word: that decides for it.
-        means: of whom it has the limits.
-        says: what the root is told when it works so.
+        word: the answer that chooses it.
+        strategy: the strategy whose limits it has.
+        note: added to the root's prompt.
     """
 
     word: str
-    means: Strategy
-    says: Note
+    strategy: Strategy
+    note: Note
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        return self.means.limits(limits, task)
+        return self.strategy.limits(limits, task)
 
     def prompt_variant(self, context: PlayContext) -> AddNote:
-        return AddNote(root=self.says)
+        return AddNote(root=self.note)
 
 
 @dataclass(frozen=True)
-class Question(Strategy):
-    """An episode that decides: one turn of few tokens, with the keys of the documents in sight."""
+class DecisionEpisode(Strategy):
+    """An episode of one turn, whose answer is the decision.
 
-    says: Note
+    Attributes:
+        note: the question, which is added to the root's prompt.
+        tokens: largest number of tokens of the turn.
+    """
+
+    note: Note
     tokens: int
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        return one_turn(limits, self.tokens)
+        return limit_to_one_turn(limits, self.tokens)
 
     def prompt_variant(self, context: PlayContext) -> AddNote:
-        return AddNote(root=self.says)
+        return AddNote(root=self.note)
 
 
 @stored_as(decision_tokens="decision_tokens")
 @dataclass(frozen=True)
-class Deciding(Strategy, Checked):
-    """Decides for one of its `ways`, and then works so.
+class DecisionStrategy(Strategy, Checked):
+    """Chooses one of its `work_modes`, and then works in this mode.
 
     Attributes:
-        decision_tokens: of the turn that decides.
+        decision_tokens: largest number of tokens of the turn that decides.
     """
 
     in_series: ClassVar[bool] = True
     decision_tokens: Count = 32
 
-    def ways(self) -> tuple[Way, ...]:
-        raise NotImplementedError(f"{type(self).__name__} has no ways()")
+    def work_modes(self) -> tuple[WorkMode, ...]:
+        raise NotImplementedError(f"{type(self).__name__} has no work_modes()")
 
     def question(self) -> Note:
         raise NotImplementedError(f"{type(self).__name__} has no question()")
 
     def fallback(self) -> str:
-        """The word of the way that is taken when the decision cannot be read."""
+        """Return the word of the mode for a decision that cannot be read."""
         raise NotImplementedError(f"{type(self).__name__} has no fallback()")
 
     def check(self, context: PlayContext) -> None:
@@ -89,52 +95,62 @@ class Deciding(Strategy, Checked):
         return AddNote(root=self.question())
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
-        asked = Question(self.question(), self.decision_tokens)
-        first = asked.play_once(instances, [context.limits] * len(instances), 0, context, player)
-        played: list[Episodes] = [(record,) for record in first]
-        for way in self.ways():
-            so = [i for i, record in enumerate(first) if record.root.turns and self._word(record) == way.word]
-            records = way.play_once(
-                [instances[i] for i in so], [rest(context.limits, played[i]) for i in so], 1, context, player
-            )
-            for i, record in zip(so, records, strict=True):
-                played[i] += (record,)
-        return played
+        decision_episode = DecisionEpisode(self.question(), self.decision_tokens)
+        all_limits = [context.limits] * len(instances)
+        decisions = decision_episode.play_once(instances, all_limits, 0, context, player)
+        episodes: list[Episodes] = [(decision,) for decision in decisions]
+        for mode in self.work_modes():
+            # A root without a turn has not decided: its prompt did not fit, and would not fit again.
+            positions = [i for i, d in enumerate(decisions) if d.root.turns and self._get_word(d) == mode.word]
+            limits_left = [subtract_costs(context.limits, episodes[i]) for i in positions]
+            records = mode.play_once([instances[i] for i in positions], limits_left, 1, context, player)
+            for i, record in zip(positions, records, strict=True):
+                episodes[i] += (record,)
+        return episodes
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
         return len(episodes) - 1
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return word_in(episodes[0].answer, self._words) is not None
+        return find_word(episodes[0].answer, self._words) is not None
 
-    def _word(self, record: EpisodeRecord) -> str:
-        return word_in(record.answer, self._words) or self.fallback()
+    def _get_word(self, decision: EpisodeRecord) -> str:
+        return find_word(decision.answer, self._words) or self.fallback()
 
     @property
     def _words(self) -> tuple[str, ...]:
-        return tuple(way.word for way in self.ways())
+        return tuple(mode.word for mode in self.work_modes())
 
 
-def word_in(answer: str | None, words: Iterable[str]) -> str | None:
-    """The one of the words that an answer names, or of which it is the beginning; `None` if there is not just one."""
-    said = re.findall(r"[a-z]+", (answer or "").lower())
-    named = [word for word in words if word in said]
-    begun = [word for word in words if len(said) == 1 and word.startswith(said[0])]
-    found = named or begun
-    return found[0] if len(found) == 1 else None
+def find_word(answer: str | None, words: Iterable[str]) -> str | None:
+    """Return the word that an answer names, or the word that begins with an answer of one word.
+
+    `None` stands for an answer without such a word, or with several.
+    """
+    answer_words = re.findall(r"[a-z]+", (answer or "").lower())
+    matches = [word for word in words if word in answer_words]
+    if not matches and len(answer_words) == 1:
+        matches = [word for word in words if word.startswith(answer_words[0])]
+    return matches[0] if len(matches) == 1 else None
 
 
-def one_turn(limits: Limits, tokens: int) -> Limits:
-    """One turn of so many tokens: what it keeps for an answer is in it."""
-    tokens = tokens if limits.turn_tokens is None else min(tokens, limits.turn_tokens)
+def limit_to_one_turn(limits: Limits, tokens: int) -> Limits:
+    """Return the limits of an episode of one turn with at most so many tokens."""
+    if limits.turn_tokens is not None:
+        tokens = min(tokens, limits.turn_tokens)
+    # The only turn is the answer, so more need not be kept for it.
     return replace(limits, max_turns=1, turn_tokens=tokens, answer_reserve=min(limits.answer_reserve, tokens))
 
 
-def rest(limits: Limits, episodes: Episodes) -> Limits:
-    """The limits with what episodes have used taken off. An episode that nothing is left for ends by its prompt."""
-    left = {
-        name: max(0, limit - sum(getattr(episode.cost, name) for episode in episodes))
-        for name in ("total_tokens", "generated_tokens")
-        if (limit := getattr(limits, name)) is not None
-    }
-    return replace(limits, answer_reserve=min(limits.answer_reserve, *left.values()), **left) if left else limits
+def subtract_costs(limits: Limits, episodes: Episodes) -> Limits:
+    """Return what these episodes leave of the limits.
+
+    Where too little is left for a prompt, the next episode ends with a typed status and without a turn.
+    """
+    left: dict[str, int] = {}
+    for name in ("total_tokens", "generated_tokens"):
+        limit = getattr(limits, name)
+        if limit is not None:
+            left[name] = max(0, limit - sum(getattr(episode.cost, name) for episode in episodes))
+    answer_reserve = min(limits.answer_reserve, *left.values()) if left else limits.answer_reserve
+    return replace(limits, answer_reserve=answer_reserve, **left)

@@ -1,7 +1,9 @@
-"""`modes` chooses an instant, a reasoning or an agentic mode for every task, after A2FM (Chen et al., arXiv
-2510.12838). If it works, easy tasks cost fewer tokens and hard ones keep their accuracy.
+"""`modes` has the policy choose an instant, a reasoning or an agentic mode for every task.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: A2FM (Chen et al., arXiv 2510.12838), with a fixed mode as in its released code. There one turn names the mode
+and works in it. Here the choice is an episode of its own. Its training (APO) is not here. docs/methods.md has the rest.
+
+Expected effect: easy tasks cost fewer tokens, and hard ones keep their accuracy.
 """
 
 from __future__ import annotations
@@ -16,33 +18,38 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, check_unused
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
-from selfcest_methods.deciding import Deciding, Way, one_turn
+from selfcest_methods.deciding import DecisionStrategy, WorkMode, limit_to_one_turn
 
 
 @dataclass(frozen=True)
 class Instant(Strategy):
-    """No tools, one turn, few tokens."""
+    """One turn without tools.
+
+    Attributes:
+        tokens: largest number of tokens of the turn.
+    """
 
     delegates: ClassVar[bool] = False
     tokens: int
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        return one_turn(Monolithic().limits(limits, task), self.tokens)
+        return limit_to_one_turn(Monolithic().limits(limits, task), self.tokens)
 
 
 @stored_as(
     "selfcest_training.evaluation.modes:Modes", mode="mode", instant_tokens="instant_tokens", otherwise="otherwise"
 )
 @dataclass(frozen=True)
-class Modes(Deciding):
-    """Plays a task in one of three modes, by its own choice or by a fixed one.
+class Modes(DecisionStrategy):
+    """The policy plays a task in one of three modes.
 
     Attributes:
-        mode: `adaptive`: the policy chooses for every task. Else no choice is asked for or paid.
-        instant_tokens: of the one turn of the instant mode.
-        otherwise: what an unreadable choice is taken for.
+        mode: `adaptive`, the policy chooses for every task; or a fixed mode, without an episode that chooses.
+        instant_tokens: largest number of tokens of the turn of the instant mode.
+        otherwise: the mode for a choice that cannot be read.
 
-    Raises `ConfigError` for an option that a fixed mode has no use for.
+    Raises:
+        ConfigError: an option has no effect with this fixed mode.
     """
 
     mode: Literal["adaptive", "instant", "reasoning", "agentic"] = "adaptive"
@@ -52,16 +59,15 @@ class Modes(Deciding):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode != "adaptive":
-            why = f"with mode {self.mode} no choice is asked for"
-            check_unused(self, why, "decision_tokens", "otherwise")
+            check_unused(self, f"with mode {self.mode} no choice is asked for", "decision_tokens", "otherwise")
         if self.mode in ("reasoning", "agentic"):
             check_unused(self, f"mode {self.mode} never plays the instant one", "instant_tokens")
 
-    def ways(self) -> tuple[Way, ...]:
+    def work_modes(self) -> tuple[WorkMode, ...]:
         return (
-            Way("instant", Instant(self.instant_tokens), Note("Answer at once, without thinking.", 1)),
-            Way("reasoning", Monolithic(), Note("Think step by step, then answer.", 2)),
-            Way("agentic", Strategy(), Note("Use your tools where they help.", 3)),
+            WorkMode("instant", Instant(self.instant_tokens), Note("Answer at once, without thinking.", 1)),
+            WorkMode("reasoning", Monolithic(), Note("Think step by step, then answer.", 2)),
+            WorkMode("agentic", Strategy(), Note("Use your tools where they help.", 3)),
         )
 
     def question(self) -> Note:
@@ -81,8 +87,8 @@ class Modes(Deciding):
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         if self.mode == "adaptive":
             return super().play(instances, context, player)
-        (way,) = [way for way in self.ways() if way.word == self.mode]
-        return way.play(instances, context, player)
+        fixed_mode = next(mode for mode in self.work_modes() if mode.word == self.mode)
+        return fixed_mode.play(instances, context, player)
 
     def executed(self, episodes: Episodes) -> bool | None:
         return super().executed(episodes) if self.mode == "adaptive" else None

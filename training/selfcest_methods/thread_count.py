@@ -1,7 +1,10 @@
-"""`thread_count` tells the policy its number of clones, after Adaptive Parallel Reasoning (Pan et al., arXiv
-2504.15466). If it works, a policy trained for it spawns more clones at a higher number, and its accuracy rises.
+"""`thread_count` tells the policy how many clones it may start.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: Adaptive Parallel Reasoning (Pan et al., arXiv 2504.15466, from a summary). There demonstrations have exactly as
+many threads as the prompt says. Here the number is a limit, and an upper bound for a policy that was not trained with
+it. docs/methods.md has the rest.
+
+Expected effect: a policy that was trained for it spawns more clones at a higher number, and its accuracy rises.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegatio
 @stored_as("selfcest_training.evaluation.thread_count:ThreadCount", threads="threads")
 @dataclass(frozen=True)
 class ThreadCount(Strategy, Checked):
-    """The policy delegates, and is told how many clones it may start.
+    """The policy delegates, and its prompt has the limit of clones.
 
     Attributes:
-        threads: of the whole tree.
+        threads: largest number of clones of the whole tree.
     """
 
     threads: Count = 4

@@ -1,7 +1,10 @@
-"""`turn_limit` and `turn_extension` tell agents a limit of turns, fixed or extensible, after More with Less (Gao and
-Peng, arXiv 2510.16786). If it works, turns and tokens fall at equal accuracy.
+"""`turn_limit` and `turn_extension` tell every agent its limit of turns, which is fixed or can be extended.
 
-docs/methods.md has what the paper leaves open and what was chosen here.
+Source: More with Less (Gao and Peng, arXiv 2510.16786, from the abstract). How an agent asks for more turns is a choice
+of this project: a line `More turns: N`. An extension costs only the words and turns themselves. docs/methods.md has the
+rest.
+
+Expected effect: turns and tokens fall at equal accuracy.
 """
 
 from __future__ import annotations
@@ -19,43 +22,46 @@ from selfcest_eval.play.strategies import PlayContext, Strategy
 @stored_as("selfcest_training.evaluation.turns:TurnLimit", turns="turns", reminders="reminders")
 @dataclass(frozen=True)
 class TurnLimit(Strategy, Checked):
-    """The policy plays within a fixed number of turns of each agent, and is told before every turn how many are left.
+    """The policy plays with a fixed limit of turns for each agent.
 
     Attributes:
-        turns: of one agent.
-        reminders: whether what is left is told after every turn; without it the number is told once, at the start.
+        turns: largest number of turns of an agent.
+        reminders: whether the number that is left is told after every turn; without it only the prompt has the number.
     """
 
     turns: Count = 4
     reminders: bool = True
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        return replace(limits, max_turns=self._most)
+        return replace(limits, max_turns=self._max_turns)
 
     def prompt_variant(self, context: PlayContext) -> AddTurnLimit:
-        return AddTurnLimit(self.turns, self._most - self.turns, self.reminders)
+        return AddTurnLimit(self.turns, self._max_turns - self.turns, self.reminders)
 
     def check(self, context: PlayContext) -> None:
-        most = context.limits.max_turns
-        if most is not None and self._most > most:
-            raise ConfigError(f"the strategy gives agents {self._most} turns, and limits.max_turns is {most}; raise it")
+        limit = context.limits.max_turns
+        if limit is not None and self._max_turns > limit:
+            raise ConfigError(
+                f"the strategy gives agents {self._max_turns} turns, and limits.max_turns is {limit}; raise it"
+            )
 
     @property
-    def _most(self) -> int:
+    def _max_turns(self) -> int:
+        """The largest number of turns of an agent, with its extension."""
         return self.turns
 
 
 @stored_as("selfcest_training.evaluation.turns:TurnExtension", extension="extension")
 @dataclass(frozen=True)
 class TurnExtension(TurnLimit):
-    """As `TurnLimit`, and an agent that asks for more turns is given them.
+    """A turn limit that an agent can extend.
 
     Attributes:
-        extension: further turns of one agent, however often it asks.
+        extension: largest number of further turns of an agent, in all its requests together.
     """
 
     extension: Count = 2
 
     @property
-    def _most(self) -> int:
+    def _max_turns(self) -> int:
         return self.turns + self.extension
