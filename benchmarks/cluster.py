@@ -37,7 +37,7 @@ from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, Work
 from selfcest_training.cluster.snapshot import WeightSnapshot  # noqa: E402
 from selfcest_training.config_file import load_stored_config  # noqa: E402
 from selfcest_training.families import make_families  # noqa: E402
-from selfcest_training.shipped import model_folder  # noqa: E402
+from selfcest_training.shipped import find_model_folder  # noqa: E402
 
 VARIANT = "deciding"
 FAMILY = "sums"
@@ -84,7 +84,7 @@ def main() -> None:
     args = parser.parse_args()
     ray = import_ray()
     repeats = args.repeats
-    folder = model_folder(VARIANT)
+    folder = find_model_folder(VARIANT)
     config = load_stored_config(folder.parents[2] / "config.yaml")
     config = replace(config, sampler=PlugIn("transformers", {"dtype": "float32"}))
     language = language_of(config.model)

@@ -27,14 +27,14 @@ from selfcest_eval.play.config import StrategySpec, StudyConfig, load_study
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
 from selfcest_eval.play.strategies import STRATEGIES, make_strategy
 from selfcest_training.config import (
-    Demonstrations,
+    DemonstrationMix,
     EvalSet,
     EvaluationConfig,
-    Phase,
     RLConfig,
     RunConfig,
     VariantConfig,
     WarmStartConfig,
+    WarmStartPhase,
 )
 from selfcest_training.config_file import load_config, parse_config
 from selfcest_training.credit import SCHEMES, find_scheme
@@ -186,7 +186,16 @@ def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
     for name in (*Fault, *Status):
         assert f"| `{name}` |" in game, name
     training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    configs = (RunConfig, VariantConfig, WarmStartConfig, Phase, Demonstrations, RLConfig, EvaluationConfig, EvalSet)
+    configs = (
+        RunConfig,
+        VariantConfig,
+        WarmStartConfig,
+        WarmStartPhase,
+        DemonstrationMix,
+        RLConfig,
+        EvaluationConfig,
+        EvalSet,
+    )
     for config in (
         *configs,
         OptimizerConfig,

@@ -173,12 +173,12 @@ from selfcest_agents.pretrained import convert_gguf
 from selfcest_agents.tiny import load_pretrained
 from selfcest_env.errors import ConfigError
 from selfcest_training.export.prime_rl import read_samples, write_samples
-from selfcest_training.shipped import model_folder
+from selfcest_training.shipped import find_model_folder
 
 command = Path(sys.executable).with_name("selfcest")
 asked = [command, "solve", "5:[40]-[59];[20]", "--policy", "deciding", "--html", "solved.html"]
 print("139" in subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout)
-model, _ = load_pretrained(model_folder("deciding"))
+model, _ = load_pretrained(find_model_folder("deciding"))
 add_lora(model, LoraOptions(rank=2), 0)
 print(has_lora(model))
 writer = gguf.GGUFWriter("empty.gguf", "llama")

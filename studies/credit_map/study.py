@@ -48,7 +48,7 @@ from selfcest_env.stored import stored_as, stored_fields
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
-from selfcest_training.faults import killed_worker_named
+from selfcest_training.faults import report_killed_worker
 from studies.runner import DOCS, Rerun, Study, evidence_line, git, table
 
 STORE, TUNED = (Path(__file__).parent / "evidence" / name for name in ("cells.jsonl", "tuning.jsonl"))
@@ -281,7 +281,7 @@ def make(todo: Sequence[Job], file: Path, workers: int, *, resume: bool) -> None
     with Progress(*columns, console=console) as progress, ProcessPoolExecutor(workers, mp_context=context) as pool:
         bar = progress.add_task("", total=len(todo), completed=len(todo) - len(waiting))
         futures = [pool.submit(play, job) for job in waiting]
-        with killed_worker_named(pool, f"the runs that have ended are in {file}; add --resume to make the others"):
+        with report_killed_worker(pool, f"the runs that have ended are in {file}; add --resume to make the others"):
             for future in as_completed(futures):
                 run = future.result()
                 with file.open("a", encoding="utf-8") as lines:

@@ -40,7 +40,7 @@ from selfcest_eval.play.results import read_results
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config, load_stored_config
 from selfcest_training.families import make_families
-from selfcest_training.shipped import model_folder
+from selfcest_training.shipped import find_model_folder
 from selfcest_training.stages.warmstart import demonstration_pool
 from studies.runner import CONFIGS, Rerun, selfcest, store_json
 
@@ -146,7 +146,7 @@ def measure_told_sizes(episodes: int = 50) -> dict[str, Any]:
         `windows`: the same by window at test in tokens (0: none) and true number of terms, with the right size in the
             prompt.
     """
-    folder = model_folder("deciding")
+    folder = find_model_folder("deciding")
     limits = load_stored_config(run_file(folder)).limits_of("deciding")
     source = make_policy("model", {"folder": "deciding"}, "policy")
     reward = make_reward("correct")

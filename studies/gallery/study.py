@@ -41,7 +41,7 @@ from selfcest_eval.play.scripted_roots import OneCall, ScriptedRoot, SpawnJoin
 from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit import Difference
 from selfcest_training.files import write_text
-from selfcest_training.shipped import model_folder
+from selfcest_training.shipped import find_model_folder
 from studies.runner import DOCS, Rerun, Study
 
 TREES = Path(__file__).parent / "evidence"
@@ -77,7 +77,7 @@ class Calls:
 @cache
 def player(variant: str) -> ModelPlayer:
     """A policy that comes with the package, under the limits and the reward that it was trained with."""
-    run = load_stored_config(run_file(model_folder(variant)))
+    run = load_stored_config(run_file(find_model_folder(variant)))
     made = make_policy("model", {"folder": variant}, "policy").load(0)
     assert isinstance(made, ModelPlayer)
     return replace(made, limits=run.limits_of(variant), reward=make_reward(run.reward.name, **run.reward.options))

@@ -15,7 +15,7 @@ from test_job import config
 
 import selfcest_cli.main as cli
 from selfcest_training.config_file import dump_config
-from selfcest_training.faults import Exit
+from selfcest_training.faults import ExitCode
 
 SUM = "5:[40]-[59];[20]"
 DECIDING = ("--policy", "deciding")
@@ -132,7 +132,7 @@ def test_a_mistake_is_one_line_that_names_it(
 ) -> None:
     words = command.split() if isinstance(command, str) else command
     before = sorted(folder.rglob("*"))
-    assert ended(folder, [taken if word == "TAKEN" else word for word in words], monkeypatch) is Exit.MISTAKE
+    assert ended(folder, [taken if word == "TAKEN" else word for word in words], monkeypatch) is ExitCode.MISTAKE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("selfcest: ")
     assert said in line
@@ -146,16 +146,16 @@ def test_a_server_that_is_not_there_is_no_mistake_and_one_line(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["solve", SUM, "--server", f"http://127.0.0.1:{port}/v1", "--name", "m"]
-    assert ended(folder, words, monkeypatch) is Exit.MISTAKE
+    assert ended(folder, words, monkeypatch) is ExitCode.MISTAKE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"selfcest: cannot connect to http://127.0.0.1:{port}/v1 (ConnectError: ")
     assert "start the server" in line
 
 
-def ended(folder: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Exit:
+def ended(folder: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> ExitCode:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["selfcest", *words])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
-    return Exit(stopped.value.code)
+    return ExitCode(stopped.value.code)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from test_solve import Console, selfcest
 
-from selfcest_training.shipped import shipped_policies
+from selfcest_training.shipped import list_shipped_policies
 
 __all__ = ["selfcest"]  # a fixture
 
@@ -267,8 +267,10 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
         archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / "quick")
     model = tmp_path / "runs" / "quick" / "deciding" / "seed0" / "model"
-    shutil.copytree(shipped_policies()["deciding"], model)
-    shutil.copytree(shipped_policies()["delegating"], tmp_path / "runs" / "longer" / "delegating" / "seed0" / "model")
+    shutil.copytree(list_shipped_policies()["deciding"], model)
+    shutil.copytree(
+        list_shipped_policies()["delegating"], tmp_path / "runs" / "longer" / "delegating" / "seed0" / "model"
+    )
     shutil.copy(tmp_path / "runs" / "quick" / "config.yaml", tmp_path / "runs" / "longer")
     for name in ("first", "second"):
         shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / name)

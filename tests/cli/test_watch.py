@@ -28,7 +28,7 @@ from selfcest_eval.report.serve import LiveReport, served
 from selfcest_eval.report.sources import Source
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
-from selfcest_training.lock import LOCK, locked, owner_of
+from selfcest_training.lock import LOCK, find_lock_owner, lock_folder
 from selfcest_training.run.display import HEADS, Display, cells, duration, headline, line, show
 from selfcest_training.run.progress import DONE, PROGRESS, STEPS, WAITING, JobStatus, ProgressFile, RunStatus, read_run
 
@@ -113,7 +113,7 @@ def test_damage_counts_as_missing(run: RunConfig, damage: bytes) -> None:
 
 def test_time_left_and_speed_are_those_of_late_and_nothing_ends_where_nobody_works(run: RunConfig) -> None:
     marks(run, (100.0, 0.2, 1000), (110.0, 0.4, 3000))
-    with locked(run.folder):
+    with lock_folder(run.folder):
         job = only_job(run, now=115.0)
         assert (job.stage, job.share, job.tokens_per_second) == ("RL", 0.4, 200.0)
         assert job.seconds_left == pytest.approx(25)  # 0.6 at 0.02 a second, 5 s of which are over
@@ -153,10 +153,10 @@ def test_a_report_that_cannot_be_written_ends_no_job(tmp_path: Path) -> None:
 
 def test_the_owner_is_whoever_the_lock_file_names_unless_it_is_gone(tmp_path: Path) -> None:
     here, since = socket.gethostname(), "since 2026-01-01 00:00:00+00:00"
-    assert owner_of(tmp_path) is None
-    with locked(tmp_path):
-        assert str(os.getpid()) in (owner_of(tmp_path) or "")
-    assert owner_of(tmp_path) is None, "it has ended"
+    assert find_lock_owner(tmp_path) is None
+    with lock_folder(tmp_path):
+        assert str(os.getpid()) in (find_lock_owner(tmp_path) or "")
+    assert find_lock_owner(tmp_path) is None, "it has ended"
     for text, alive in [
         (f"process {2**22 + 1} on {here} {since}", False),  # above what Linux gives
         (f"process 12 on elsewhere {since}", True),
@@ -164,7 +164,7 @@ def test_the_owner_is_whoever_the_lock_file_names_unless_it_is_gone(tmp_path: Pa
         ("process x", False),
     ]:
         (tmp_path / LOCK).write_text(text, encoding="utf-8")
-        assert owner_of(tmp_path) == (text if alive else None)
+        assert find_lock_owner(tmp_path) == (text if alive else None)
 
 
 # The terminal
@@ -253,7 +253,7 @@ def test_nothing_in_the_folder_is_touched(run: RunConfig, monkeypatch: pytest.Mo
     marks(run, (100.0, 0.5, 0))
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0)) + "{", encoding="utf-8")
     before = {path: path.stat() for path in run.folder.rglob("*") if path.is_file()}
-    with locked(run.folder):  # as `train` holds it
+    with lock_folder(run.folder):  # as `train` holds it
         (run.folder / LOCK).touch()
         assert CliRunner().invoke(cli.app, ["watch", str(run.folder), "--once"]).exit_code == 0
     after = {path: path.stat() for path in run.folder.rglob("*") if path.is_file() and path.name != LOCK}

@@ -55,7 +55,7 @@ from selfcest_eval.stats.table import Curves
 from selfcest_training.config import RunConfig, VariantConfig, WarmStartConfig
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.run.metrics import describe
-from selfcest_training.session import gpu_seconds, read_sessions, session
+from selfcest_training.session import read_sessions, record_session, sum_gpu_seconds
 
 A, B, C = (ROOT.child(i) for i in range(3))
 TASK = Task("t", "?", "1", "test")
@@ -469,20 +469,20 @@ def test_bad_folders_are_one_error(tmp_path: Path) -> None:
 
 def test_a_session_says_what_wrote_a_folder_and_survives_a_cut_line(tmp_path: Path) -> None:
     assert read_sessions(tmp_path) == []
-    with pytest.raises(RecordError), session(tmp_path):
+    with pytest.raises(RecordError), record_session(tmp_path):
         raise RecordError("what ended it")
     file = tmp_path / "sessions.jsonl"
     with file.open("a", encoding="utf-8") as lines:
         lines.write('{"star')  # a kill
-    with session(tmp_path):
+    with record_session(tmp_path):
         pass
     with file.open("a", encoding="utf-8") as lines:
         lines.write('{"started": "now", "gpus": ["one", "two"]}\n')  # killed before it ended
     found = read_sessions(tmp_path)
     assert [("ended" in one, one["started"] != "") for one in found] == [(True, True), (True, True), (False, True)]
     assert set(found[0]["versions"]) == {"python", "selfcest", "torch", "transformers", "numpy"}
-    assert gpu_seconds(found) is None, "nobody knows how long the last one held them"
-    assert gpu_seconds([{"gpus": ["one", "two"], "seconds": 3.0}, {"gpus": [], "seconds": 9.0}]) == 6.0
+    assert sum_gpu_seconds(found) is None, "nobody knows how long the last one held them"
+    assert sum_gpu_seconds([{"gpus": ["one", "two"], "seconds": 3.0}, {"gpus": [], "seconds": 9.0}]) == 6.0
     with file.open("a", encoding="utf-8") as lines:
         lines.write("7\n")
     with pytest.raises(RecordError, match=r"sessions\.jsonl, line 6: 7 is no session"):

@@ -35,13 +35,13 @@ from selfcest_eval.report.training_run import (
 from selfcest_eval.report.verdict import report_on
 from selfcest_eval.stats.decision_table import find_decisions
 from selfcest_training.config import (
-    Demonstrations,
+    DemonstrationMix,
     EvalSet,
     EvaluationConfig,
-    Phase,
     RunConfig,
     VariantConfig,
     WarmStartConfig,
+    WarmStartPhase,
 )
 from selfcest_training.config_file import dump_config
 from selfcest_training.run import experiment
@@ -285,10 +285,10 @@ def deciding(tmp_path: Path) -> RunConfig:
     """A variant that plays sums by itself and by both forced choices, and one that plays the choice alone."""
     run = spec(tmp_path, seeds=(0,))
     sums = PlugIn("range_sum", {"min_length": 2, "max_length": 4, "pieces": [2], "size_step": 2})
-    shown = {"sums": Demonstrations(1.0, {Style.DELEGATE: 0.5, Style.SOLVE: 0.5})}
+    shown = {"sums": DemonstrationMix(1.0, {Style.DELEGATE: 0.5, Style.SOLVE: 0.5})}
     variant = replace(
         run.variants["delegating"],
-        warmstart=WarmStartConfig((Phase(3000, shown),)),
+        warmstart=WarmStartConfig((WarmStartPhase(3000, shown),)),
         rl=replace(run.variants["delegating"].rl, steps=1, tasks={"sums": 1.0}),
         evaluated_on=("sums",),
         forced=True,
@@ -334,7 +334,7 @@ def test_both_choices_of_an_variant_are_played_and_judged(tmp_path: Path) -> Non
 
 def test_what_an_variant_cannot_play_is_refused(tmp_path: Path) -> None:
     run = deciding(tmp_path)
-    with pytest.raises(ConfigError, match=r"variants.alone.forced is true, and by its limits it cannot delegate"):
+    with pytest.raises(ConfigError, match=r"variants.alone.forced is true, but its limits allow no delegation"):
         replace(run, variants={**run.variants, "alone": replace(run.variants["alone"], forced=True)})
     with pytest.raises(ConfigError, match=r"variants.alone.evaluated_on names the family 'sum'.*Did you mean 'sums'"):
         replace(run, variants={**run.variants, "alone": replace(run.variants["alone"], evaluated_on=("sum",))})

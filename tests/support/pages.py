@@ -28,7 +28,7 @@ from selfcest_training.credit import Coma
 from selfcest_training.run import experiment
 from selfcest_training.run.experiment import prepare
 from selfcest_training.run.job import JobId
-from selfcest_training.session import session
+from selfcest_training.session import record_session
 
 RULES = Rules(Limits(total_tokens=3000, turn_tokens=256, reply_tokens=32, max_depth=2), HermesProtocol(), WordCounter())
 
@@ -94,7 +94,7 @@ def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **change
         **changes,
     )  # fmt: skip
     run.folder.mkdir(parents=True)
-    with session(run.folder):
+    with record_session(run.folder):
         prepare(run, resume=False)
         for variant in run.variants:
             for seed in run.seeds:

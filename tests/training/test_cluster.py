@@ -31,7 +31,7 @@ from selfcest_training.learner.options import Rows
 from selfcest_training.learner.tree_rows import cut_into_micro_batches, most_micro_batches
 from selfcest_training.run import experiment
 from selfcest_training.run.job import Job, JobId, check_options
-from selfcest_training.session import read_sessions, session
+from selfcest_training.session import read_sessions, record_session
 
 OWN = {"name": "transformers", "options": {"dtype": "float32"}}
 
@@ -46,7 +46,7 @@ def clustered(tmp_path: Path, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"workers": 2}, "workers is 2, and beside a cluster block it must be 1"),
+        ({"workers": 2}, "workers is 2; expected 1 with a cluster block"),
         ({"sampler": {"name": "transformers"}}, "learner's own weights.*set sampler.options.dtype"),
         (
             {"cluster": {"learner_ranks": 2}, "forward": {"compile": True}},
@@ -284,9 +284,9 @@ def test_machines_are_no_part_of_a_run(tmp_path: Path) -> None:
 
 
 def test_what_a_run_ran_on_is_in_its_sessions(tmp_path: Path) -> None:
-    with session(tmp_path, ClusterConfig(rollout_workers=3)):
+    with record_session(tmp_path, ClusterConfig(rollout_workers=3)):
         pass
-    with session(tmp_path):
+    with record_session(tmp_path):
         pass
     on, alone = read_sessions(tmp_path)
     assert on["cluster"]["rollout_workers"] == 3

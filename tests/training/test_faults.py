@@ -28,7 +28,15 @@ from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError, DataError, InfrastructureError, PolicyError, exit_cause
 from selfcest_eval.play.config import StudyConfig
 from selfcest_training.config_file import parse_as
-from selfcest_training.faults import ENDING_SIGNALS, LOG, Exit, exit_code, line_of, logged, signals_raise
+from selfcest_training.faults import (
+    ENDING_SIGNALS,
+    LOG,
+    ExitCode,
+    exit_code,
+    format_error_line,
+    log_faults,
+    raise_on_signals,
+)
 from selfcest_training.run.experiment import run
 
 
@@ -46,21 +54,21 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ConfigError("x"), Exit.MISTAKE),
-        (DataError("x"), Exit.MISTAKE),
-        (PolicyError("x"), Exit.MISTAKE),
-        (InfrastructureError("x"), Exit.INFRASTRUCTURE),
-        (UnplayedError.of([], [FailedEpisode("e", InfrastructureError("x"), 0)]), Exit.INFRASTRUCTURE),
-        (OSError(28, "No space left on device"), Exit.INFRASTRUCTURE),
-        (OutOfMemoryError("x"), Exit.INFRASTRUCTURE),
-        (BrokenProcessPool("x"), Exit.INFRASTRUCTURE),
-        (KeyError("x"), Exit.DEFECT),
-        (ModuleNotFoundError("No module named 'torch'", name="torch"), Exit.MISTAKE),
-        (ModuleNotFoundError("No module named 'torch.moved'", name="torch.moved"), Exit.DEFECT),
+        (ConfigError("x"), ExitCode.MISTAKE),
+        (DataError("x"), ExitCode.MISTAKE),
+        (PolicyError("x"), ExitCode.MISTAKE),
+        (InfrastructureError("x"), ExitCode.INFRASTRUCTURE),
+        (UnplayedError.of([], [FailedEpisode("e", InfrastructureError("x"), 0)]), ExitCode.INFRASTRUCTURE),
+        (OSError(28, "No space left on device"), ExitCode.INFRASTRUCTURE),
+        (OutOfMemoryError("x"), ExitCode.INFRASTRUCTURE),
+        (BrokenProcessPool("x"), ExitCode.INFRASTRUCTURE),
+        (KeyError("x"), ExitCode.DEFECT),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), ExitCode.MISTAKE),
+        (ModuleNotFoundError("No module named 'torch.moved'", name="torch.moved"), ExitCode.DEFECT),
     ],
 )
 def test_exit_codes(
-    error: Exception, code: Exit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, code: ExitCode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def app(standalone_mode: bool) -> None:
         raise error
@@ -70,15 +78,15 @@ def test_exit_codes(
         cli.main()
     assert caught.value.code == code == exit_code(error)
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"selfcest: {line_of(error)}"
-    assert (len(said) > 1) == (code is Exit.DEFECT), "a trace that no file holds is shown"
+    assert said[-1] == f"selfcest: {format_error_line(error)}"
+    assert (len(said) > 1) == (code is ExitCode.DEFECT), "a trace that no file holds is shown"
 
 
 def test_the_trace_of_an_exception_and_its_cause_is_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def app(standalone_mode: bool) -> None:
-        with logged(tmp_path):
+        with log_faults(tmp_path):
             try:
                 raise ValueError("inner \ud83d")
             except ValueError as cause:
@@ -95,18 +103,20 @@ def test_the_trace_of_an_exception_and_its_cause_is_in_the_folder(
 
 
 def test_a_mistake_is_not_logged_and_a_note_crosses_a_process(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError), logged(tmp_path):
+    with pytest.raises(ConfigError), log_faults(tmp_path):
         raise ConfigError("x")
     assert not (tmp_path / LOG).exists()
-    with pytest.raises(InfrastructureError) as caught, logged(tmp_path):
+    with pytest.raises(InfrastructureError) as caught, log_faults(tmp_path):
         raise InfrastructureError("down")
-    assert line_of(pickle.loads(pickle.dumps(caught.value))) == f"down; the whole trace is in {tmp_path / LOG}"
+    assert (
+        format_error_line(pickle.loads(pickle.dumps(caught.value))) == f"down; the whole trace is in {tmp_path / LOG}"
+    )
 
 
 def test_a_folder_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureError, match="down") as caught, logged(tmp_path / "gone"):
+    with pytest.raises(InfrastructureError, match="down") as caught, log_faults(tmp_path / "gone"):
         raise InfrastructureError("down")
-    assert line_of(caught.value) == "down"
+    assert format_error_line(caught.value) == "down"
 
 
 def test_a_study_on_a_dead_server_ends_in_one_line_and_code_3(
@@ -118,7 +128,7 @@ def test_a_study_on_a_dead_server_ends_in_one_line_and_code_3(
     monkeypatch.setattr(sys, "argv", ["selfcest", "evaluate", "-c", str(file)])
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    assert caught.value.code == Exit.INFRASTRUCTURE
+    assert caught.value.code == ExitCode.INFRASTRUCTURE
     (line,) = capsys.readouterr().err.splitlines()
     assert "8 of 10 instances could not be played" in line, "after two batches of four"
     assert f"the whole trace is in {tmp_path / 'dead' / LOG}" in line
@@ -169,7 +179,7 @@ def test_a_signal_that_is_ignored_or_handled_stays_so() -> None:
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
-        with signals_raise():
+        with raise_on_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
         assert seen == [signal.SIGTERM]
@@ -181,7 +191,7 @@ def test_a_signal_that_is_ignored_or_handled_stays_so() -> None:
 def test_a_forked_child_is_ended_as_it_would_be() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with warnings.catch_warnings(), signals_raise():
+        with warnings.catch_warnings(), raise_on_signals():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
             if child == 0:

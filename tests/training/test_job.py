@@ -369,7 +369,7 @@ def test_a_probe_a_step_whatever_rounding_says(tmp_path: Path) -> None:
         lambda *_: None,
     )
     assert [job._probes_due(step / 49) for step in range(50)] == list(range(50))
-    with pytest.raises(ConfigError, match="probes is 50; expected at most one a step, and steps is 49"):
+    with pytest.raises(ConfigError, match="probes is 50; expected at most one per step, so at most steps = 49"):
         config(tmp_path, variants__delegating__rl__steps=49, variants__delegating__rl__probes=50)
 
 
@@ -382,7 +382,7 @@ def test_what_a_server_leaves_unplayed_is_left_out_of_a_probe(base: Job) -> None
 
 
 def test_probes_and_rollouts_ahead_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="probes is 1 and max_staleness 2"):
+    with pytest.raises(ConfigError, match="probes is 1 and max_staleness is 2"):
         config(tmp_path, variants__delegating__rl__probes=1, variants__delegating__rl__max_staleness=2)
 
 

@@ -29,9 +29,9 @@ from selfcest_eval.play.store import Store
 from selfcest_eval.report.page import write_report_page
 from selfcest_training import lock, session
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.faults import logged
+from selfcest_training.faults import log_faults
 from selfcest_training.files import AppendLog, FileOffset, atomic_write, open_for_append, replace_text, write_text
-from selfcest_training.lock import locked
+from selfcest_training.lock import lock_folder
 from selfcest_training.run.experiment import run
 from selfcest_training.run.progress import ProgressFile, read_run
 
@@ -39,13 +39,13 @@ ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, signal, sys, time
 from pathlib import Path
-from selfcest_training.faults import logged
+from selfcest_training.faults import log_faults
 from selfcest_training.files import FileOffset, AppendLog, replace_text, write_text
-from selfcest_training.lock import locked
+from selfcest_training.lock import lock_folder
 # Who runs in the background inherits that these are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-with locked(Path(sys.argv[1])):
+with lock_folder(Path(sys.argv[1])):
     if not sys.argv[2:]:
         print(1, flush=True)
     elif not os.fork():
@@ -74,7 +74,7 @@ def owner(folder: Path, *with_child: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(ConfigError) as caught, locked(folder):
+    with pytest.raises(ConfigError) as caught, lock_folder(folder):
         pass
     return str(caught.value)
 
@@ -84,11 +84,11 @@ def test_a_second_process_is_refused_and_told_who_the_first_is(tmp_path: Path) -
         said = refusal(tmp_path / "runs" / "r")
         assert f"runs/r is in use by process {process.pid} on {socket.gethostname()} since 20" in said
         assert len(said.splitlines()) == 1
-        with locked(tmp_path / "runs" / "other"):
+        with lock_folder(tmp_path / "runs" / "other"):
             pass
         process.communicate("\n", timeout=60)
         assert process.returncode == 0
-        with locked(tmp_path / "runs" / "r"):
+        with lock_folder(tmp_path / "runs" / "r"):
             assert f"process {os.getpid()} on" in refusal(tmp_path / "runs" / "r")
 
 
@@ -97,7 +97,7 @@ def test_whatever_ends_the_owner_the_folder_is_free_at_once(tmp_path: Path, numb
     with owner(tmp_path) as (process, _):
         process.send_signal(number)
         process.wait(timeout=60)
-        with locked(tmp_path):
+        with lock_folder(tmp_path):
             pass
 
 
@@ -107,7 +107,7 @@ def test_a_child_of_a_dead_owner_holds_nothing(tmp_path: Path) -> None:
             process.kill()
             process.wait(timeout=60)
             os.kill(child, 0)  # it is still there
-            with locked(tmp_path):
+            with lock_folder(tmp_path):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
@@ -121,7 +121,10 @@ def test_neither_a_run_nor_a_study_touches_a_folder_in_use(tmp_path: Path) -> No
     }
     for folder, begin in start.items():
         for resume in (False, True):
-            with locked(folder), pytest.raises(ConfigError, match=f"{folder.name} is in use by process {os.getpid()} "):
+            with (
+                lock_folder(folder),
+                pytest.raises(ConfigError, match=f"{folder.name} is in use by process {os.getpid()} "),
+            ):
                 begin(resume)
         assert [path.name for path in folder.iterdir()] == [lock.LOCK]
 
@@ -131,7 +134,7 @@ def test_a_report_waits_for_who_writes(tmp_path: Path) -> None:
         folder = tmp_path / name.removesuffix(".yaml")
         folder.mkdir()
         (folder / name).write_text(dump_config(written), encoding="utf-8")
-        with locked(folder), pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} "):
+        with lock_folder(folder), pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} "):
             report_folder(folder, Console(quiet=True))
 
 
@@ -140,21 +143,21 @@ def test_a_file_system_without_locks_warns(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(lock.fcntl, "flock", unsupported)
-    with pytest.warns(UserWarning, match="is not locked \\(Function not implemented\\)"), locked(tmp_path):
+    with pytest.warns(UserWarning, match="is not locked \\(Function not implemented\\)"), lock_folder(tmp_path):
         pass
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match="cannot be written"), locked(blocker / "runs"):
+    with pytest.raises(ConfigError, match="cannot be written"), lock_folder(blocker / "runs"):
         pass
     (tmp_path / "odd" / lock.LOCK).mkdir(parents=True)
-    with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "odd"):
+    with pytest.raises(ConfigError, match="cannot be written"), lock_folder(tmp_path / "odd"):
         pass
     if os.geteuid() != 0:  # root may write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "closed"):
+        with pytest.raises(ConfigError, match="cannot be written"), lock_folder(tmp_path / "closed"):
             pass
 
 
@@ -177,10 +180,10 @@ def link(kind: str, place: Path, target: Path) -> None:
 def write_into(folder: Path, name: str) -> None:
     """Write a file of a run or a study by the code that does so in a command."""
     if name == ".lock":
-        with locked(folder):
+        with lock_folder(folder):
             pass
     elif name == "errors.log":
-        with suppress(ZeroDivisionError), logged(folder):
+        with suppress(ZeroDivisionError), log_faults(folder):
             raise ZeroDivisionError
     elif name == "sessions.jsonl":
         session.append_json(folder / name, {"a": 1})
@@ -210,7 +213,7 @@ def test_no_file_of_a_run_is_written_through_a_link(kind: str, name: str, tmp_pa
     link(kind, folder / name, target)
     with suppress(RecordError):  # of a file that is no part of a study
         if name in REFUSED and name != "errors.log":
-            with pytest.raises(ConfigError, match=f"{name} is a (symbolic|hard) link, and nothing is written"):
+            with pytest.raises(ConfigError, match=f"{name} is a (symbolic|hard) link; expected a regular file"):
                 write_into(folder, name)
         else:
             write_into(folder, name.removeprefix(".partial."))
@@ -269,7 +272,7 @@ def test_a_run_may_be_linked_as_a_whole_and_so_may_what_wandb_keeps(tmp_path: Pa
     (board / "run-1").mkdir(parents=True)
     (board / "latest-run").symlink_to("run-1")
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
-    with locked(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         assert "process" in (tmp_path / "elsewhere" / lock.LOCK).read_text(encoding="utf-8")
 
 

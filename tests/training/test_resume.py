@@ -39,9 +39,9 @@ from selfcest_eval.report.jobs import read_metrics
 from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import differing_keys, dump_run, run_digest
+from selfcest_training.config_file import describe_differences, dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
-from selfcest_training.faults import ENDING_SIGNALS, exit_code, first_end, killed_worker_named
+from selfcest_training.faults import ENDING_SIGNALS, describe_first_end, exit_code, report_killed_worker
 from selfcest_training.files import AppendLog, FileOffset, atomic_write, digest, digests, remove_partials, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
@@ -307,10 +307,10 @@ def test_differing_keys_are_named_by_their_whole_path(
     tmp_path: Path, path: str, value: object, phrases: list[str]
 ) -> None:
     spec, given = config(tmp_path, **SHORT), config(tmp_path, **{**SHORT, path: value})
-    differences = differing_keys(dump_run(spec), given, "config.yaml")
+    differences = describe_differences(dump_run(spec), given, "config.yaml")
     for difference, phrase in zip(differences, phrases, strict=True):
         assert difference.startswith(phrase)
-    assert differing_keys(dump_run(spec), spec, "config.yaml") == []
+    assert describe_differences(dump_run(spec), spec, "config.yaml") == []
 
 
 def test_a_stored_config_in_another_form_is_the_same_run(tmp_path: Path) -> None:
@@ -632,7 +632,7 @@ def test_a_second_signal_ends_a_run_in_one_line_that_names_it(
 
 def wait_for_a_killed_worker(pool: ProcessPoolExecutor) -> None:
     future = pool.submit(time.sleep, 60)
-    with killed_worker_named(pool, "run it again"):
+    with report_killed_worker(pool, "run it again"):
         os.kill(next(iter(pool._processes)), signal.SIGKILL)
         future.result()
 
@@ -712,7 +712,7 @@ def test_a_worker_that_was_killed_is_named_by_its_signal(number: signal.Signals,
             process.start()
         assert processes[0].pid is not None
         os.kill(processes[0].pid, number)
-        assert first_end(processes) == words
+        assert describe_first_end(processes) == words
     finally:
         for process in processes:
             process.kill()

@@ -37,8 +37,8 @@ VARIANTS = ("delegating", "reading", "deciding")
 
 
 def test_they_are_the_variants_of_the_default_run_small_and_in_float32() -> None:
-    assert set(shipped.shipped_policies()) == set(VARIANTS)
-    for variant, folder in shipped.shipped_policies().items():
+    assert set(shipped.list_shipped_policies()) == set(VARIANTS)
+    for variant, folder in shipped.list_shipped_policies().items():
         assert folder == QUICK / variant / "seed0" / "model"
         weights = load_file(folder / "model.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {np.dtype(np.float32)}
@@ -48,7 +48,7 @@ def test_they_are_the_variants_of_the_default_run_small_and_in_float32() -> None
 
 def test_the_manifest_says_what_made_them() -> None:
     manifest = json.loads((QUICK / "manifest.json").read_text(encoding="utf-8"))
-    weights = {variant: shipped.weights_digest(folder) for variant, folder in shipped.shipped_policies().items()}
+    weights = {variant: shipped.weights_digest(folder) for variant, folder in shipped.list_shipped_policies().items()}
     assert manifest.pop("weights") == weights
     assert manifest == {"command": "selfcest train", "commit": "acec70f", "seed": 0}
 
@@ -113,7 +113,7 @@ def test_the_quickstart_begins_with_them(selfcest: Console) -> None:
 
 
 def test_the_names_in_the_help_are_those_that_there_are(selfcest: Console) -> None:
-    assert all(variant in " ".join(selfcest("solve", "--help").split()) for variant in shipped.shipped_policies())
+    assert all(variant in " ".join(selfcest("solve", "--help").split()) for variant in shipped.list_shipped_policies())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -178,7 +178,7 @@ def test_a_run_is_shipped_whole_or_not_at_all(run_model: Path, place: Path, tmp_
     assert old.is_dir()
     folder = shipped.ship(run.folder, command="selfcest train", commit="abc1234", seed=0, place=place)
     assert not old.exists()
-    found = shipped.shipped_policies()
+    found = shipped.list_shipped_policies()
     assert found == {"delegating": folder / "delegating" / "seed0" / "model"}
     model = tmp_path / run_model
     assert {file.name: file.read_bytes() for file in found["delegating"].iterdir()} == {

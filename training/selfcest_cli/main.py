@@ -32,7 +32,7 @@ from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, signal_name
 from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import check_modules
-from selfcest_training.faults import Exit, SignalExit, exit_code, line_of, signals_raise
+from selfcest_training.faults import ExitCode, SignalExit, exit_code, format_error_line, raise_on_signals
 
 app = typer.Typer(
     name="selfcest",
@@ -484,9 +484,9 @@ def main() -> None:
     """
     try:
         search_folder(os.getcwd())
-        with signals_raise():
+        with raise_on_signals():
             code = app(standalone_mode=False)
-        raise SystemExit(code or int(Exit.DONE))
+        raise SystemExit(code or int(ExitCode.DONE))
     except SignalExit as error:
         _print_error(f"ended by {signal_name(error.signal_number)}", *getattr(error, "__notes__", ()))
         raise
@@ -496,9 +496,9 @@ def main() -> None:
         ):  # a usage error of click, or of typer's copy of click
             error.show()
             raise SystemExit(error.exit_code) from error
-        if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):
+        if exit_code(error) is ExitCode.DEFECT and not hasattr(error, "__notes__"):
             traceback.print_exc()
-        _print_error(line_of(error))
+        _print_error(format_error_line(error))
         raise SystemExit(int(exit_code(error))) from error
 
 

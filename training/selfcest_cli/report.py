@@ -15,7 +15,7 @@ from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_eval.report.sources import config_of, read_sources
 from selfcest_eval.report.verdict import report_on
 from selfcest_training.config import RunConfig
-from selfcest_training.lock import locked
+from selfcest_training.lock import lock_folder
 from selfcest_training.run.display import print_report
 
 
@@ -26,7 +26,7 @@ def report_folder(folder: Path, console: Console) -> None:
         ConfigError: the folder holds neither a run nor a study, or another process writes into it.
     """
     config = config_of(folder)
-    with locked(folder):
+    with lock_folder(folder):
         if isinstance(config, RunConfig):
             print_report(config, console, RunEvaluation())
         else:

@@ -31,7 +31,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.policies import check_servers, make_policy, policy_named, run_file, variant_of
 from selfcest_training.config_file import apply_override, load_stored_config, parse_as
 from selfcest_training.files import open_for_append
-from selfcest_training.shipped import model_folder
+from selfcest_training.shipped import find_model_folder
 
 LAST_WORDS = 400  # characters that are printed of the last turn of a root without an answer
 _ENDINGS = {
@@ -153,7 +153,7 @@ def solve_config(policy: str | None, server: str | None, name: str | None, overr
 
 def _find_policy(policy: str) -> tuple[PlugIn, Limits]:
     """Return the policy of a name and its default limits. The model of a run has the limits of its variant."""
-    folder = model_folder(policy)
+    folder = find_model_folder(policy)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"--policy {policy} is not a model: the folder has no config.json; expected the model folder of a run, as "

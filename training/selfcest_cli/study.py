@@ -17,11 +17,11 @@ from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.report.sources import read_study
 from selfcest_eval.report.study_report import write_page, write_report
-from selfcest_training.config_file import dump_config, shipped_config
-from selfcest_training.faults import SignalExit, logged
+from selfcest_training.config_file import dump_config, find_shipped_config
+from selfcest_training.faults import SignalExit, log_faults
 from selfcest_training.files import check_kind, write_text
-from selfcest_training.lock import locked
-from selfcest_training.session import SESSIONS, session
+from selfcest_training.lock import lock_folder
+from selfcest_training.session import SESSIONS, record_session
 
 RESUME_HINT = "the same command with --resume plays what is missing"
 
@@ -43,7 +43,7 @@ def run_study(
             is wrong. It is raised before any episode is played.
     """
     study = Study(config)
-    with locked(config.folder), logged(config.folder):
+    with lock_folder(config.folder), log_faults(config.folder):
         return _run(study, resume, page, command, console or Console())
 
 
@@ -67,7 +67,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
         store = Store(folder)  # opened before the session, so that a refused file leaves no session behind
         if resume:
             console.print(f"{study.count_stored(store)} of {study.size} results are stored", highlight=False)
-        with session(folder):
+        with record_session(folder):
             _play(study, store, console)
     except KeyboardInterrupt:
         console.print(f"interrupted by {signal_name(SIGINT)}; {RESUME_HINT}", soft_wrap=True)
@@ -119,7 +119,7 @@ def _play(study: Study, store: Store, console: Console) -> None:
 
 def default_study() -> Path:
     """Return the config of `selfcest evaluate` without --config."""
-    return shipped_config("cpu/frontier.yaml")
+    return find_shipped_config("cpu/frontier.yaml")
 
 
 def command_line(config: Path | None, page: Path | None, overrides: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from selfcest_env.structure import Count, Distinct
 from selfcest_env.types import Limits
 from selfcest_methods.knapsack import Knapsack
 from selfcest_methods.limit_changing import LimitChangingOptions, LimitChangingSampler
-from selfcest_training.config import changed_limits
+from selfcest_training.config import override_limits
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
@@ -89,4 +89,4 @@ class Budgets(LimitChangingSampler):
                 f"task sampler 'budgets': a budget of {total} tokens is above limits.total_tokens = "
                 f"{limits.total_tokens}; raise the limit, or lower the budget"
             )
-        return changed_limits(limits, {"total_tokens": total}, "task sampler 'budgets': limits")
+        return override_limits(limits, {"total_tokens": total}, "task sampler 'budgets': limits")

@@ -24,7 +24,7 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, OneOf, Share
 from selfcest_methods.buckets import SuccessSums
 from selfcest_methods.limit_changing import InnerSamplerState, LimitChangingOptions, LimitChangingSampler
-from selfcest_training.config import changed_limits
+from selfcest_training.config import override_limits
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 _LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_clones", "max_reads")
@@ -89,7 +89,7 @@ class Curriculum(LimitChangingSampler):
                     f"start is {self.options.start} and end {self.options.end}, and {name} of the variant's limits is "
                     f"{variant_limit}; expected no more than that: raise limits.{name}"
                 )
-            changed_limits(menu.limits, {name: value}, "task sampler 'curriculum': limits")
+            override_limits(menu.limits, {name: value}, "task sampler 'curriculum': limits")
         super().check_menu(menu)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:

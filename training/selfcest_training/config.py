@@ -1,4 +1,4 @@
-"""Configuration: frozen dataclasses. A value that cannot be right is an error before any work; see `config_file`."""
+"""The config of a run as frozen dataclasses. A wrong value raises before any work; `config_file` reads files."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from selfcest_env.types import Limits
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
-# Inside the folder of a model: the model that plays clones, where roles have weights of their own.
+# In the folder of a model: the folder of the clones' model, if each role has its own weights.
 CLONES = "clones"
 
 
 @dataclass(frozen=True)
 class FileName(Bound):
-    """What a folder can be called. `forbidden`: characters that mean something where such names are listed."""
+    """A name that a folder can have. `forbidden` are characters with a meaning where such names are listed."""
 
     forbidden: str = ""
 
@@ -53,72 +53,75 @@ class FileName(Bound):
 
 
 @dataclass(frozen=True)
-class SomeAboveZero(Bound):
-    """Of weights to draw by."""
+class AnyPositive(Bound):
+    """A mapping of weights of which at least one is above 0."""
 
     def holds(self, value: Mapping[Any, float]) -> bool:
         return any(value.values())
 
     def __str__(self) -> str:
-        return "with a weight > 0, or it draws nothing"
+        return "with at least one weight > 0"
 
 
 def check_eval_sets(eval_sets: Iterable[EvalSet]) -> None:
-    """Raise `ConfigError` if two are of one family and size."""
+    """Raise `ConfigError` if two eval sets have one family and size."""
     names = [(eval_set.family, eval_set.size) for eval_set in eval_sets]
     if len(set(names)) < len(names):
-        raise ConfigError(f"eval_sets (family, size) is {names}; expected each one once; remove the duplicates")
+        raise ConfigError(f"eval_sets (family, size) is {names}; expected each one once: remove the duplicates")
 
 
 @dataclass(frozen=True)
-class Demonstrations(Checked):
-    """One family of a phase.
+class DemonstrationMix(Checked):
+    """The demonstrations of one task family in a phase of the warm start.
 
     Attributes:
-        share: of the phase's tokens, relative to the other families.
-        styles: weights of `delegate`, `solve` and `read`. The limits of the variant must allow the tool that a style
-            uses.
+        share: share of the phase's tokens, relative to the other families.
+        styles: weights of the styles `delegate`, `solve` and `read`. The limits must allow the tool of a style.
     """
 
     share: NotNegative
-    styles: Annotated[Mapping[Style, NotNegative], SomeAboveZero()]
+    styles: Annotated[Mapping[Style, NotNegative], AnyPositive()]
 
 
 @dataclass(frozen=True)
-class Phase(Checked):
-    """A stretch of the warm start: so many demonstration tokens, prompts included, of a mix of families.
+class WarmStartPhase(Checked):
+    """One phase of the warm start.
 
     Attributes:
-        limits: change the variant's for this phase alone, as when a policy that will read by key first learns from full
-            texts.
-        min_accuracy: the accuracy that the model must reach on every family of the mix when the phase ends, or the warm
-            start begins again; see `WarmStart`. `None`: nobody looks; 0: the accuracy is measured and logged.
+        tokens: number of demonstration tokens, with prompts.
+        mix: demonstrations by task family.
+        limits: changes of the variant's limits in this phase. For example, a policy that will read documents by key
+            may first learn from full texts.
+        min_accuracy: accuracy that the model must reach on every family of the mix at the end of the phase; otherwise
+            the warm start begins again, see `WarmStart`. 0 only measures and logs it; `None` does not measure it.
     """
 
     tokens: Count
-    mix: Mapping[str, Demonstrations]
+    mix: Mapping[str, DemonstrationMix]
     limits: Mapping[str, int | None] = field(default_factory=dict)
     min_accuracy: Annotated[Share | None, "null: no probe"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = {family: spec.share for family, spec in self.mix.items()}
+        shares = {family: demonstrations.share for family, demonstrations in self.mix.items()}
         if not any(shares.values()):
             raise ConfigError(f"mix has the shares {shares}; expected a family with a share > 0")
 
 
 @dataclass(frozen=True)
 class WarmStartConfig(Checked):
-    """Imitation of scripted demonstrations.
+    """The warm start: supervised learning from scripted demonstrations.
 
     Attributes:
-        batch_tokens: padded ids of an optimiser step at most.
-        pool_tokens: demonstration tokens that are drawn at a time.
-        max_attempts: how often it may begin, the first included, while a phase does not reach its `min_accuracy`.
-        probe_episodes: of each family that a phase's end is judged by.
+        phases: the phases, in order.
+        optimizer: options of its optimizer.
+        batch_tokens: largest number of ids per optimizer step, with padding.
+        pool_tokens: number of demonstration tokens that are drawn at a time.
+        max_attempts: largest number of attempts, the first one included, to reach every phase's `min_accuracy`.
+        probe_episodes: number of episodes per family that measure the accuracy at the end of a phase.
     """
 
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[WarmStartPhase, ...] = ()
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=2e-3, warmup_steps=50, decay_share=0.3, beta1=0.9, beta2=0.98, weight_decay=0.01
     )
@@ -130,22 +133,31 @@ class WarmStartConfig(Checked):
 
 @dataclass(frozen=True)
 class RLConfig(Checked):
-    """Group-relative policy gradient on rollouts.
+    """Reinforcement learning: a policy gradient on groups of rollouts.
 
     Attributes:
-        task_sampler, group_filter, reward_schedule, credit: the stages of a step; see `stages` and `credit`.
-        steps: rollout-and-update steps at most; 0 leaves the warm start as it is.
-        sampled_tokens: RL ends with its first step at or above so many generated tokens, those of replays included.
-        tasks: weights of task families to draw from.
-        tasks_per_step, group_size: groups of one step, and episodes in each.
-        minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.
-        temperature: of sampling, and of the learner's log-probs.
-        denominator, loss_denominator_tokens: see `Denominator`.
-        max_staleness: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
-        max_retries: further tries of a group that an infrastructure failure hits, before it is dropped.
-        max_failed_fraction: share of a step's groups that may be dropped so; above it the run stops.
-        probes: how often in RL, evenly over it, the policy plays greedily by itself, instances of the training part.
-        probe_episodes: of each family in a probe.
+        steps: largest number of steps, each with rollouts and an update; 0 skips RL.
+        sampled_tokens: number of generated tokens, with those of replays, at which RL ends after the current step.
+        tasks: weights of the task families.
+        tasks_per_step: number of tasks, and so of groups, per step.
+        group_size: number of episodes per task.
+        minibatches: number of optimizer steps per step. Tasks are split evenly, whatever the number of clones.
+        temperature: sampling temperature. The learner's log-probs have the same temperature.
+        optimizer: options of the optimizer.
+        loss: options of the loss.
+        denominator: denominator of the loss, see `Denominator`.
+        loss_denominator_tokens: number of tokens by which the `constant` denominator divides each episode's loss.
+        task_sampler: plug-in that proposes the tasks of a step.
+        group_filter: plug-in that selects the groups to train on.
+        reward_schedule: plug-in that changes the weights of reward terms over the steps.
+        credit: credit scheme.
+        max_staleness: largest number of steps that rollouts run ahead of the learner, with weights of that age; 0 is
+            on-policy.
+        max_retries: number of retries of a group after an infrastructure failure, before it is dropped.
+        max_failed_fraction: largest fraction of a step's groups that may be dropped after failures; above it the run
+            stops.
+        probes: number of probes, evenly spaced over RL, in which the policy plays training instances greedily.
+        probe_episodes: number of episodes per family in a probe.
     """
 
     steps: Size = 60
@@ -172,11 +184,13 @@ class RLConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probes > self.steps > 0:
-            raise ConfigError(f"probes is {self.probes}; expected at most one a step, and steps is {self.steps}")
+            raise ConfigError(
+                f"probes is {self.probes}; expected at most one per step, so at most steps = {self.steps}"
+            )
         if self.probes and self.max_staleness:
             raise ConfigError(
-                f"probes is {self.probes} and max_staleness {self.max_staleness}: the sampler is at work on coming "
-                "steps when a probe would play; set one of the two to 0"
+                f"probes is {self.probes} and max_staleness is {self.max_staleness}: the sampler plays later steps "
+                "when a probe needs it; set one of the two to 0"
             )
         if self.tasks_per_step % self.minibatches:
             raise ConfigError(
@@ -185,19 +199,20 @@ class RLConfig(Checked):
 
     @property
     def retry(self) -> RetryOptions:
-        """What is done about infrastructure failures."""
+        """The handling of infrastructure failures."""
         return RetryOptions(self.max_retries, self.max_failed_fraction)
 
 
 @dataclass(frozen=True)
 class VariantConfig:
-    """One policy of the comparison; its compute is the run's `compute_tokens`.
+    """One policy of the comparison. Its compute is bounded by the run's `compute_tokens`.
 
     Attributes:
-        warmstart, rl: its training.
-        limits: changes of the run's.
-        evaluated_on: families whose eval sets it plays; empty: all.
-        forced: also play both choices forced on its weights, see `evaluation.decision`.
+        warmstart: options of the warm start.
+        rl: options of RL.
+        limits: changes of the run's limits.
+        evaluated_on: families of the eval sets that it plays; empty for all.
+        forced: whether to also evaluate its weights with forced delegation and with forced answers.
     """
 
     warmstart: WarmStartConfig
@@ -208,17 +223,24 @@ class VariantConfig:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Those that it is trained on."""
-        shares = [{name: spec.share for name, spec in phase.mix.items()} for phase in self.warmstart.phases]
-        drawn = [*shares, self.rl.tasks if self.rl.steps else {}]
-        return tuple(dict.fromkeys(name for weights in drawn for name, weight in weights.items() if weight > 0))
+        """The task families that it trains on, in the order of training."""
+        families: dict[str, None] = {}
+        for phase in self.warmstart.phases:
+            families.update((family, None) for family, mix in phase.mix.items() if mix.share > 0)
+        if self.rl.steps:
+            families.update((family, None) for family, weight in self.rl.tasks.items() if weight > 0)
+        return tuple(families)
 
 
 @dataclass(frozen=True)
 class EvalSet(Checked):
-    """One eval set: a family at a size. `options` override the family's task options.
+    """One eval set: instances of a task family at one size.
 
-    `shift`: `in` the training distribution, or `out` of it.
+    Attributes:
+        family: name of the task family.
+        size: name of the size, for tables.
+        options: changes of the family's task options.
+        shift: `in` for the training distribution, `out` for another one.
     """
 
     family: str
@@ -229,20 +251,20 @@ class EvalSet(Checked):
 
 BoardName = Literal["tensorboard", "wandb", "trackio"]
 
-# What a server bills whose prompt cache makes known tokens cheaper; other costs follow from the record alone.
+# The bill of a server whose prompt cache makes cached tokens cheaper. All other costs are in every record.
 ADDED_COSTS = {"billed_tokens_cached": PlugIn("prompt_cache", {"discount": 0.9})}
 
 
 @dataclass(frozen=True)
 class EvaluationConfig(Checked):
-    """Fixed sets, the same for every variant and seed.
+    """The evaluation on fixed instances, equal for all variants and seeds.
 
     Attributes:
-        eval_sets: rows of the table.
-        episodes: instances per eval set.
-        seed: draws the instances.
-        temperatures: 0 is greedy; every temperature is evaluated and reported apart.
-        costs: those beside the costs of every record, as in a study.
+        eval_sets: the eval sets, which are the rows of the table.
+        episodes: number of instances per eval set.
+        seed: random seed of the instances.
+        temperatures: sampling temperatures, each reported separately; 0 is greedy.
+        costs: plug-ins for further costs, beside the costs of every record.
     """
 
     eval_sets: tuple[EvalSet, ...] = ()
@@ -258,24 +280,32 @@ class EvaluationConfig(Checked):
 
 @dataclass(frozen=True)
 class RunConfig(Checked):
-    """Everything one `selfcest train` does.
+    """The config of one `selfcest train`.
 
     Attributes:
-        name: the run's folder is `output/name`.
-        seeds: one independent repetition each, of everything: initial weights, warm start, rollouts.
-        workers: jobs (variant and seed) at a time.
-        threads: of each job.
-        compute_tokens: what each variant may use, sampled + scored + 3 x trained tokens, warm start and RL together;
-            its RL ends with the first step at or above it. `null` leaves it to `rl.steps`.
-        model, sampler, limits, reward: shared by all variants; see `language` and `samplers` for the first two.
-        rows: how the learner lays out its samples; the gradient is the same.
-        forward: how the learner computes its model: precision, memory, compilation.
-        lora: train a low-rank adapter in the warm start, merge it, and another in RL; `null`: every weight trains.
-        tasks: the families by name.
-        variants: the policies by name.
-        logging: where the numbers of `metrics.jsonl` go too; what is not installed is an error.
-        cluster: rollout workers on Ray; `null`: everything is done on this machine, without. It is no part of what the
-            run is: one resumes with another, or with none.
+        name: name of the run. Its folder is `output/name`.
+        tasks: task families by name.
+        variants: policies by name.
+        evaluation: options of the evaluation.
+        output: folder of all runs.
+        seeds: random seeds. Each one repeats initial weights, warm start and rollouts independently.
+        workers: number of jobs (a variant with a seed) that run at the same time.
+        threads: number of CPU threads per job.
+        compute_tokens: compute of each variant in warm start and RL, as sampled + scored + 3 x trained tokens. RL ends
+            after the step that reaches it. `null` leaves the end to `rl.steps`.
+        model: the model of all variants, see `language`.
+        sampler: the engine that samples, see `samplers`.
+        limits: limits of an episode.
+        reward: the reward.
+        micro_batch_tokens: largest number of ids per forward pass of the learner.
+        rows: layout of the learner's micro-batches. The gradient does not depend on it.
+        forward: precision, memory and compilation of the learner's forward pass.
+        lora: options of low-rank adapters. One is trained in the warm start and merged, another one in RL. `null`
+            trains every weight.
+        checkpoint_every: number of pools or steps between checkpoints.
+        log_groups: number of groups per step whose episodes are stored.
+        logging: further destinations of the numbers in `metrics.jsonl`. Each needs its package.
+        cluster: rollout workers on Ray; `null` runs everything on this machine. A run may resume with another value.
     """
 
     name: Annotated[str, FileName()]
@@ -308,12 +338,12 @@ class RunConfig(Checked):
             check_families(f"evaluation.eval_sets[{i}].family", [eval_set.family], self.tasks)
         if self.cluster is not None and self.workers > 1:
             raise ConfigError(
-                f"workers is {self.workers}, and beside a cluster block it must be 1: one job at a time has all "
-                "rollout workers; set workers=1"
+                f"workers is {self.workers}; expected 1 with a cluster block, as one job at a time has all rollout "
+                "workers: set workers=1"
             )
 
     def _check_variant(self, name: str, variant: VariantConfig) -> None:
-        """What only shows when the variant, its limits and the task families are seen together."""
+        """Check the variant's options against its limits and the task families."""
         check_families(f"variants.{name}.rl.tasks", variant.rl.tasks, self.tasks)
         if variant.rl.steps and not any(variant.rl.tasks.values()):
             raise ConfigError(
@@ -322,14 +352,14 @@ class RunConfig(Checked):
         check_families(f"variants.{name}.evaluated_on", variant.evaluated_on, self.tasks)
         limits = self.limits_of(name)
         if variant.forced and not limits.delegation:
-            raise ConfigError(f"variants.{name}.forced is true, and by its limits it cannot delegate; set it to false")
+            raise ConfigError(f"variants.{name}.forced is true, but its limits allow no delegation; set it to false")
         for i, phase in enumerate(variant.warmstart.phases):
             place = f"variants.{name}.warmstart.phases[{i}]"
             check_families(f"{place}.mix", phase.mix, self.tasks)
-            phase_limits = changed_limits(limits, phase.limits, f"{place}.limits")
+            phase_limits = override_limits(limits, phase.limits, f"{place}.limits")
             _check_tools(f"{place}.mix", phase, phase_limits)
         tokens = sum(phase.tokens for phase in variant.warmstart.phases)
-        # Pools are whole, so a warm start that is meant to use the whole budget may end a little above it.
+        # The last pool is not cut, so a warm start that should use the complete budget may end slightly above it.
         if self.compute_tokens is not None and 3 * tokens > 1.05 * self.compute_tokens:
             raise ConfigError(
                 f"variants.{name}.warmstart.phases have {tokens} tokens, which cost 3 x {tokens} = {3 * tokens}: the "
@@ -338,8 +368,8 @@ class RunConfig(Checked):
             )
 
     def limits_of(self, variant: str) -> Limits:
-        """The run's limits with the variant's overrides."""
-        return changed_limits(self.limits, self.variants[variant].limits, f"variants.{variant}.limits")
+        """The limits of a variant: those of the run with the variant's changes."""
+        return override_limits(self.limits, self.variants[variant].limits, f"variants.{variant}.limits")
 
     @property
     def folder(self) -> Path:
@@ -347,29 +377,34 @@ class RunConfig(Checked):
 
 
 def check_families(place: str, families: Iterable[str], tasks: Mapping[str, PlugIn]) -> None:
-    """Raise `ConfigError` that names the place for a family that is not under `tasks`."""
+    """Raise `ConfigError` for a family that is not in `tasks`. `place` is the config key that names it."""
     for family in families:
         if family not in tasks:
             raise ConfigError(
-                f"{place} names the family '{family}', which is not under tasks ({', '.join(tasks)})."
-                + did_you_mean(family, tasks)
+                f"{place} names the family '{family}', which is not in tasks.{did_you_mean(family, tasks)} Expected "
+                f"one of {', '.join(tasks)}"
             )
 
 
-def changed_limits(limits: Limits, changes: Mapping[str, int | None], place: str) -> Limits:
-    """Limits with some of them replaced. Raises `ConfigError` that names one by its place in the config."""
+def override_limits(limits: Limits, changes: Mapping[str, int | None], place: str) -> Limits:
+    """Replace some limits. Raises `ConfigError` for a wrong limit. `place` is the config key of the changes."""
     return construct(Limits, {**to_builtins(limits), **changes}, place=place)
 
 
-def _check_tools(place: str, phase: Phase, limits: Limits) -> None:
-    """A style whose tool is missing would silently fall back to another."""
-    tools = {Style.DELEGATE: ("max_depth", "max_clones", "max_clones_per_call"), Style.READ: ("max_reads",)}
-    available = {Style.DELEGATE: limits.delegation, Style.READ: limits.reading}
-    for family, spec in phase.mix.items():
-        for style, names in tools.items():
-            if spec.share > 0 and spec.styles.get(style, 0) > 0 and not available[style]:
-                zero = " and ".join(f"limits.{name}" for name in names if getattr(limits, name) == 0)
-                raise ConfigError(
-                    f"{place}.{family}.styles.{style} is {spec.styles[style]!r}, but {zero} is 0 there, so nobody can "
-                    f"{style}; set the style to 0 or raise {zero} for this variant or phase"
-                )
+def _check_tools(place: str, phase: WarmStartPhase, limits: Limits) -> None:
+    """Raise `ConfigError` for a style whose tool the limits forbid. It would silently use another style."""
+    # For every style with a tool, whether limits allow it, and the limits that can forbid it.
+    tools = {
+        Style.DELEGATE: (limits.delegation, ("max_depth", "max_clones", "max_clones_per_call")),
+        Style.READ: (limits.reading, ("max_reads",)),
+    }
+    for family, mix in phase.mix.items():
+        for style, (is_allowed, limit_names) in tools.items():
+            weight = mix.styles.get(style, 0)
+            if is_allowed or mix.share == 0 or weight == 0:
+                continue
+            zero_limits = " and ".join(f"limits.{name}" for name in limit_names if getattr(limits, name) == 0)
+            raise ConfigError(
+                f"{place}.{family}.styles.{style} is {weight!r}, but {zero_limits} is 0, so no agent can {style}; set "
+                f"the style to 0 or raise {zero_limits} for this variant or phase"
+            )

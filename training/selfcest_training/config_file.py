@@ -1,4 +1,4 @@
-"""Config files: YAML, `extends`, overrides from the command line, and errors that name the key."""
+"""Reads config files: YAML, `extends`, overrides from the command line, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a YAML file and apply `key.path=value` overrides, whose values are YAML too.
+    """Read a YAML file and apply overrides of the form `key.path=value`, with YAML values.
 
     Raises:
-        ConfigError: names the key, what was found, and what to do.
+        ConfigError: a key or value is wrong. The message names the key, the value and the expected values.
     """
     return load_as(RunConfig, parse_config, path, overrides)
 
@@ -33,12 +33,13 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
 
     Args:
         kind: the config dataclass that `parse` returns.
-        parse: makes it of plain values.
-        path: of the YAML file.
-        overrides: of its keys.
+        parse: parses plain values.
+        path: path of the YAML file.
+        overrides: overrides of its keys.
 
     Raises:
-        ConfigError: also for a misspelt name of a variant, a task or a strategy, which would begin an entry of its own.
+        ConfigError: a key or value is wrong, or an override misspells the name of a variant, task or strategy and so
+            adds an incomplete entry.
     """
     additions: list[_Addition] = []
     data = _read(path, (), additions)
@@ -49,14 +50,15 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
     try:
         return parse(data)
     except ConfigError as error:
+        # An error inside an entry that was added is often a misspelt name of another entry.
         for addition in additions:
             if str(error).startswith((f"{addition.place}.", f"{addition.place} ")) and addition.is_entry_of(kind):
-                raise addition.blame(error) from error
+                raise addition.explain(error) from error
         raise
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The plain values of a YAML file, with what it extends and the overrides. Raises `ConfigError`."""
+    """Read the plain values of a YAML file, of the files that it extends, and of overrides. Raises `ConfigError`."""
     data = _read(path, (), [])
     for override in overrides:
         apply_override(data, override)
@@ -68,9 +70,9 @@ class _Addition:
     """A key that an override, or a file that extends another one, adds to a mapping.
 
     Attributes:
-        source: the override or the file, in words.
-        keys: the path of the key; numbers are positions in lists.
-        known: the keys that the mapping had.
+        source: the override or file, for the message.
+        keys: path of the key. Numbers are positions in lists.
+        known: keys that the mapping had before.
     """
 
     source: str
@@ -82,11 +84,13 @@ class _Addition:
         return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys).removeprefix(".")
 
     def is_entry_of(self, kind: Any) -> bool:
-        """Whether the last key is a name that the user chooses, as that of a variant, and no field of a dataclass."""
+        """Whether the last key is a name that the user chooses, for example of a variant, and no dataclass field."""
         is_entry = False
         for key in self.keys:
+            # Follow the annotation of each key on the path.
             members = [member for member in typing.get_args(kind) if member is not types.NoneType]
             origin = typing.get_origin(kind)
+            # `X | None` is followed as `X`.
             if origin in (typing.Union, types.UnionType) and len(members) == 1:
                 (kind,) = members
                 members = list(typing.get_args(kind))
@@ -100,17 +104,17 @@ class _Addition:
                 return False
         return is_entry and is_dataclass(kind)
 
-    def blame(self, error: ConfigError) -> ConfigError:
-        """The error, which says first that the name is new, and which name may have been meant."""
-        name = str(self.keys[-1])
-        meant = did_you_mean(name, self.known)
+    def explain(self, error: ConfigError) -> ConfigError:
+        """Put before an error in a new entry that its name is new, and the most similar name."""
+        suggestion = did_you_mean(str(self.keys[-1]), self.known)
         return ConfigError(
-            f"{self.source} names {self.place}, which is not there.{meant} Known are {', '.join(self.known)}; as a new "
-            f"entry: {error}"
+            f"{self.source} names {self.place}, which is not there.{suggestion} Known are {', '.join(self.known)}; "
+            f"as a new entry: {error}"
         )
 
 
 def _added_keys(source: str, before: Any, after: Any, keys: tuple[str | int, ...] = ()) -> Iterator[_Addition]:
+    """Find the keys that `source` added to mappings, between the values before and after it was applied."""
     if isinstance(before, list) and isinstance(after, list):
         for position, (old, new) in enumerate(zip(before, after, strict=False)):
             yield from _added_keys(source, old, new, (*keys, position))
@@ -124,16 +128,23 @@ def _added_keys(source: str, before: Any, after: Any, keys: tuple[str | int, ...
 
 
 def _read(path: Path, seen: tuple[Path, ...], additions: list[_Addition]) -> dict[str, Any]:
-    """A YAML mapping; `extends: other.yaml` names a file beside it, whose keys it changes or adds to."""
+    """Read a YAML mapping and merge it into the file that its key `extends` names, relative to its folder.
+
+    Args:
+        path: path of the file.
+        seen: files that extend this one, directly or indirectly.
+        additions: receives the keys that files add to those that they extend.
+    """
     if not path.is_file():
-        meant = did_you_mean(path.name, (file.name for file in path.parent.glob("*.y*ml")))
-        why = "is a folder" if path.is_dir() else "does not exist"
+        suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*.y*ml")))
+        problem = "is a folder" if path.is_dir() else "does not exist"
         raise ConfigError(
-            f"there is no config file {path}: it {why}.{meant} Give the path of a YAML file, as in training/configs/"
+            f"there is no config file {path}: it {problem}.{suggestion} Give the path of a YAML file, as in "
+            "training/configs/"
         )
     if path.resolve() in seen:
         raise ConfigError(f"{path} extends itself; remove one 'extends'")
-    data = read_yaml(_text(path), str(path))
+    data = read_yaml(_read_text(path), str(path))
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds {type(data).__name__}; expected a mapping of config keys")
     base = data.pop("extends", None)
@@ -145,12 +156,12 @@ def _read(path: Path, seen: tuple[Path, ...], additions: list[_Addition]) -> dic
         extended = _read(path.parent / base, (*seen, path.resolve()), additions)
     except ConfigError as error:
         raise ConfigError(f"{path}: extends is {format_value(base)}: {error}") from error
-    merged = _merged(extended, data)
+    merged = _merge(extended, data)
     additions += _added_keys(str(path), extended, merged)
     return merged
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -159,38 +170,42 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge mappings recursively. `null` for a key with a mapping deletes it, for example a variant."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
-        if isinstance(old, dict) and value is None:  # a strategy, a variant, a family that is not wanted here
+        if isinstance(old, dict) and value is None:
             del merged[key]
+        elif isinstance(old, dict) and isinstance(value, Mapping):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
     return merged
 
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
-    """Plain values to a `RunConfig`; unknown and renamed keys and wrong types are errors that name the key."""
+    """Parse plain values. Raises `ConfigError` for unknown or renamed keys and for wrong types."""
     _check_renamed(data)
     return parse_as(RunConfig, data)
 
 
 def load_stored_config(path: Path) -> RunConfig:
-    """Return the config that a run has stored in its folder, whose keys may have been renamed since.
+    """Load the config that a run stored in its folder. It may have keys that were renamed since.
 
     Raises:
-        ConfigError: names the key, what was found, and what to do; also for a file that extends another one.
+        ConfigError: a key or value is wrong, or the file extends another one.
     """
     check_extends_nothing(path)
     return parse_config(with_current_keys(read_config(path)))
 
 
 def check_extends_nothing(path: Path) -> None:
-    """Raise `ConfigError` if a stored config extends another file, which may lie anywhere on this machine.
+    """Raise `ConfigError` if a stored config extends another file.
 
-    Stored configs are written whole. The folder that holds one may be a stranger's.
+    Stored configs have all of their keys. A folder from another user could otherwise name any file of this machine.
     """
-    data = read_yaml(_text(path), str(path)) if path.is_file() else {}
+    data = read_yaml(_read_text(path), str(path)) if path.is_file() else {}
     if isinstance(data, dict) and data.get("extends") is not None:
         raise ConfigError(
             f"{path}: extends is {format_value(data['extends'])}; expected a stored config with all of its keys: write "
@@ -199,17 +214,17 @@ def check_extends_nothing(path: Path) -> None:
 
 
 def parse_as(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Plain values to a config dataclass; unknown keys and wrong types are errors that name the key."""
+    """Parse plain values to a config dataclass. Raises `ConfigError` for unknown keys and wrong types."""
     return structure(data, kind)
 
 
 def dump_config(config: object) -> str:
-    """The whole config as YAML, defaults written out; its own loader reads it back."""
+    """Write a config as YAML, with defaults. Its loader reads it back."""
     return write_yaml(to_builtins(config))
 
 
 def dump_run(config: RunConfig) -> str:
-    """What makes a run the same run, as YAML that `load_config` reads: all but the machines that it runs on."""
+    """Write the config of a run as YAML without its cluster, which may change when the run resumes."""
     return write_yaml(_run_values(config))
 
 
@@ -217,10 +232,9 @@ def _run_values(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in to_builtins(config).items() if key != "cluster"}
 
 
-# Keys of configs that were renamed, each with the name that it had when it was first stored. A key that is renamed in
-# one block of a config only has the key of that block in front, and a key of the top level has nothing before its dot.
-# Digests of configs are of the stored names, so that stored cells and checkpoints still match their configs when a key
-# is renamed.
+# Keys of configs that were renamed, with their names in stored files. The part before the dot is the block of the key:
+# empty for a key of the top level, and absent where the key was renamed in every block.
+# Digests of configs use the stored names, so that stored results and checkpoints still match their configs.
 STORED_KEYS: dict[str, str] = {
     ".variants": "arms",
     "phases.min_accuracy": "learned",
@@ -233,74 +247,82 @@ STORED_KEYS: dict[str, str] = {
     "rl.max_failed_fraction": "max_dropped_share",
     "evaluation.eval_sets": "cells",
 }
-# What is added to the value of such a key: `group_tries` counted the first try too.
+# Differences between stored and current values of such keys: `group_tries` counted the first try too.
 _STORED_OFFSETS = {"rl.max_retries": 1}
 
 
 def with_stored_keys(data: Any, parent: str = "") -> Any:
-    """Plain values of a config with every key as digests have it; `parent` is the key that holds them."""
+    """Rename the keys of plain values to those of stored files. `parent` is the key that holds the values."""
     if isinstance(data, Mapping):
         stored = {}
         for key, value in data.items():
             place = f"{parent}.{key}"
             name = STORED_KEYS.get(place, STORED_KEYS.get(key, key))
-            stored[name] = _shifted(with_stored_keys(value, key), _STORED_OFFSETS.get(place, 0))
+            stored[name] = _add_offset(with_stored_keys(value, key), _STORED_OFFSETS.get(place, 0))
         return stored
-    return [with_stored_keys(value, parent) for value in data] if isinstance(data, list) else data
+    if isinstance(data, list):
+        return [with_stored_keys(value, parent) for value in data]
+    return data
 
 
 def with_current_keys(data: Any, parent: str = "") -> Any:
-    """The inverse of `with_stored_keys`; keys that are current already stay."""
+    """Rename the keys of plain values from those of stored files. Current keys stay."""
     if isinstance(data, Mapping):
         current = {}
         for key, value in data.items():
             name = _current_key(parent, key)
             offset = 0 if name == key else _STORED_OFFSETS.get(f"{parent}.{name}", 0)
-            current[name] = _shifted(with_current_keys(value, key), -offset)
+            current[name] = _add_offset(with_current_keys(value, key), -offset)
         return current
-    return [with_current_keys(value, parent) for value in data] if isinstance(data, list) else data
+    if isinstance(data, list):
+        return [with_current_keys(value, parent) for value in data]
+    return data
 
 
 def _current_key(parent: str, key: Any) -> Any:
-    """The present name of a key that was renamed, else the key."""
+    """Get the current name of a key that was renamed; the key itself for all others."""
     for new, old in STORED_KEYS.items():
-        holder, dot, name = new.rpartition(".")
-        if old == key and (not dot or holder == parent):
+        block, dot, name = new.rpartition(".")
+        if old == key and (not dot or block == parent):
             return name
     return key
 
 
-def _shifted(value: Any, offset: int) -> Any:
+def _add_offset(value: Any, offset: int) -> Any:
     return value + offset if offset and type(value) is int else value
 
 
 def _check_renamed(data: Any, place: str = "", parent: str = "") -> None:
-    """Raise `ConfigError` for a key that has another name now."""
-    items = data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in items:
-        where = f"{place}[{key}]" if isinstance(data, list) else f"{place}.{key}".removeprefix(".")
-        name = key if isinstance(data, list) else _current_key(parent, key)
+    """Raise `ConfigError` for a key that was renamed."""
+    if isinstance(data, list):
+        for position, value in enumerate(data):
+            _check_renamed(value, f"{place}[{position}]", parent)
+    if not isinstance(data, Mapping):
+        return
+    for key, value in data.items():
+        inner_place = f"{place}.{key}".removeprefix(".")
+        name = _current_key(parent, key)
         if name != key:
             current = with_current_keys({key: value}, parent)
-            raise ConfigError(f"{where} is now called {name}: write {name}: {format_value(current[name])}")
-        _check_renamed(value, where, parent if isinstance(data, list) else str(key))
+            raise ConfigError(f"{inner_place} is now called {name}: write {name}: {format_value(current[name])}")
+        _check_renamed(value, inner_place, str(key))
 
 
 def run_digest(config: RunConfig) -> str:
-    """The digest of `dump_run` that checkpoints hold."""
+    """Compute the digest of `dump_run`, with stored keys, that checkpoints hold."""
     return digest(write_yaml(with_stored_keys(_run_values(config))))
 
 
-def differing_keys(stored: str, config: RunConfig, where: str) -> list[str]:
-    """What differs between the text of a stored config and a config, one phrase for each key.
+def describe_differences(stored: str, config: RunConfig, where: str) -> list[str]:
+    """Describe the differences between a stored config and the config of a run, one phrase per key.
 
     Args:
-        stored: text of a run's `config.yaml`.
-        config: of the run that is to be resumed.
-        where: name of the stored file, for its errors.
+        stored: text of the stored `config.yaml`.
+        config: config of the run that should resume.
+        where: name of the stored file, for errors.
 
     Returns:
-        Keys with another value first, then keys that only one of the two has; `[]` for equal configs.
+        Keys with different values first, then keys that only one config has; `[]` for equal configs.
 
     Raises:
         ConfigError: the text is no YAML mapping.
@@ -308,28 +330,31 @@ def differing_keys(stored: str, config: RunConfig, where: str) -> list[str]:
     data = read_yaml(stored, where)
     if not isinstance(data, dict):
         raise ConfigError(f"{where} holds {type(data).__name__}; expected a mapping of config keys")
-    given = read_yaml(dump_run(config), "the config")  # as it would be read, so that both have the same kinds of number
-    differences = sorted(_differences(data, given, ""), key=lambda difference: difference[0])
+    # Written and read again, so that numbers have the same types on both sides.
+    given = read_yaml(dump_run(config), "the config")
+    differences = sorted(_find_differences(data, given, ""), key=lambda difference: difference[0])
     return [phrase for _, phrase in differences]
 
 
-def _differences(stored: Any, given: Any, place: str) -> Iterator[tuple[int, str]]:
-    """Phrases with a rank: 0 for another value of a key, 1 for a key that one side lacks, 2 for another order."""
+def _find_differences(stored: Any, given: Any, place: str) -> Iterator[tuple[int, str]]:
+    """Yield (rank, phrase): rank 0 for another value of a key, 1 for a key that one side lacks, 2 for another order."""
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in [*stored, *(key for key in given if key not in stored)]:
-            inner = f"{place}.{_shown_key(key)}".removeprefix(".")
+            inner = f"{place}.{_format_key(key)}".removeprefix(".")
             if key not in given:
                 yield 1, f"{inner} stands only in the stored file, as {format_value(stored[key])}"
             elif key not in stored:
                 yield 1, f"{inner} stands only here, as {format_value(given[key])}"
             else:
-                yield from _differences(stored[key], given[key], inner)
-        if stored.keys() == given.keys() and list(stored) != list(given):  # variants are trained in their order
+                yield from _find_differences(stored[key], given[key], inner)
+        # The order matters, because variants are trained in it.
+        if stored.keys() == given.keys() and list(stored) != list(given):
             yield 2, f"the keys of {place or 'the config'} stand in another order"
     elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given) and _has_mapping(given):
         for position, (old, new) in enumerate(zip(stored, given, strict=True)):
-            yield from _differences(old, new, f"{place}[{position}]")
-    elif repr(stored) != repr(given):  # 1, 1.0 and True are equal, and different texts of a config
+            yield from _find_differences(old, new, f"{place}[{position}]")
+    # Compared by text, because 1, 1.0 and True are equal values.
+    elif repr(stored) != repr(given):
         yield 0, f"{place} is {format_value(stored)} in the stored file and {format_value(given)} here"
 
 
@@ -337,19 +362,20 @@ def _has_mapping(values: Sequence[Any]) -> bool:
     return any(isinstance(value, dict) for value in values)
 
 
-def _shown_key(key: object) -> str:
+def _format_key(key: object) -> str:
     return key if isinstance(key, str) and key.isprintable() else ascii(key)
 
 
-def shipped_config(name: str) -> Path:
-    """A config that comes with the project: beside the package in a checkout, inside it in a wheel."""
+def find_shipped_config(name: str) -> Path:
+    """Find a config that comes with the project: beside the package in a checkout, inside the package in a wheel."""
     package = Path(__file__).parent
-    places = (package.parent / "configs" / name, package / "configs" / name)
-    return next((place for place in places if place.is_file()), places[0])
+    in_checkout = package.parent / "configs" / name
+    in_wheel = package / "configs" / name
+    return in_wheel if in_wheel.is_file() and not in_checkout.is_file() else in_checkout
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set what `key.path=value` names, the value read as YAML. Raises `ConfigError` that quotes it."""
+    """Set the key of an override `key.path=value`, with a YAML value. Raises `ConfigError` for a wrong override."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise ConfigError(f"override {format_value(override)} is not of the form key.path=value, as in rl.steps=10")
@@ -363,14 +389,17 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             node = node[key]
         else:
             node = node[_index(override, node, key)]
-    if isinstance(node, dict) and isinstance(node.get(leaf), dict) and value is None:
+    if not isinstance(node, dict):
+        node[_index(override, node, leaf)] = value
+    elif isinstance(node.get(leaf), dict) and value is None:
+        # `null` deletes an entry with keys, for example a variant.
         del node[leaf]
     else:
-        node[leaf if isinstance(node, dict) else _index(override, node, leaf)] = value
+        node[leaf] = value
 
 
 def _index(override: str, node: Any, key: str) -> int:
-    """The position that a path's number means in a list, as in `phases.0.tokens`."""
+    """Parse the position of a list in the path of an override, as in `phases.0.tokens`."""
     if not isinstance(node, list) or not key.isdecimal() or len(key) > 9 or int(key) >= len(node):
         length = f"a list of {len(node)}" if isinstance(node, list) else format_value(node)
         raise ConfigError(f"override {format_value(override)}: {format_value(key)} leads nowhere in {length}")

@@ -1,4 +1,4 @@
-"""Task families of a config, and the parts that training and evaluation keep apart."""
+"""Makes the task families of a config, and separates their training instances from their test instances."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from selfcest_env.types import Task
 
 Name = TypeVar("Name", bound=str)
 Size = int | float | str | None
-TEST_FRACTION = 0.2  # of all instances, by the hash of their content; the same for every family and size
+# Fraction of test instances, by the hash of their content. The same for every family and size.
+TEST_FRACTION = 0.2
 
 
 def make_families(tasks: Mapping[str, PlugIn], part: str) -> dict[str, TaskSource]:
-    """Task sources by family name, restricted to the training or the test part of their instances."""
+    """Make the task sources by family name, restricted to the training or the test part of their instances."""
     return {name: split(spec, part, where=f"tasks.{name}") for name, spec in tasks.items()}
 
 
 def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None, *, where: str = "task") -> HashedSplit:
-    """The training or the test part of a source, with some of its options changed, which the config has at `where`."""
+    """Make the training or the test part of a task source.
+
+    Args:
+        spec: the source.
+        part: `train` or `test`.
+        changes: changes of its options.
+        where: the config key of the source, for errors.
+    """
     source = source_of_config(spec.name, {**spec.options, **(changes or {})}, where)
     return HashedSplit(source, part, TEST_FRACTION)
 
@@ -34,34 +42,34 @@ def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None, *, 
 @stored_as(family="family", size="size")
 @dataclass(frozen=True)
 class Bucket:
-    """Tasks that are taken for alike: of one family and size. `None`: tasks of the family say no size."""
+    """A class of similar tasks: those of one family and size. The size is `None` if the tasks have none."""
 
     family: str
     size: Size
 
     @classmethod
     def of(cls, task: Task) -> Bucket:
-        """The family is that of the config where `draw_task` drew the task, else the one that its source names."""
-        size = task.metadata.get("size")
-        return cls(str(task.metadata.get("family", task.source)), size)
+        """Get the bucket of a task. Its family is that of the config if `draw_task` drew it, else its source."""
+        family = str(task.metadata.get("family", task.source))
+        return cls(family, task.metadata.get("size"))
 
     @property
     def number(self) -> float | None:
-        """Its size, where that is a number."""
+        """The size if it is a number, else `None`."""
         return float(self.size) if isinstance(self.size, int | float) else None
 
 
 def draw_task(family: str, source: TaskSource, rng: np.random.Generator, **facts: int) -> Task:
-    """A task whose metadata hold the family by its name in the config, and other facts about how it was drawn.
+    """Draw a task, with the family's name in the config and other facts in its metadata.
 
-    Two families of one source are then told apart by who sees no more than the task.
+    So code that only sees the task can distinguish two families of one source.
     """
     task = source.draw(rng)
     return replace(task, metadata={**task.metadata, "family": family, **facts})
 
 
 def draw_family(weights: Mapping[Name, float], rng: np.random.Generator) -> Name:
-    """A name, drawn by weight."""
+    """Draw a name by weight. Raises `ConfigError` if no weight is above 0."""
     names = [name for name, weight in weights.items() if weight > 0]
     if not names:
         raise ConfigError(f"no family has a weight above 0: {dict(weights)}")

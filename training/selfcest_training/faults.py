@@ -1,4 +1,4 @@
-"""What becomes of an exception: one line for the terminal, an exit code, and its trace in the folder that it hit."""
+"""Turns an exception into one line for the terminal, an exit code, and a trace in the folder of the run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError,
 from selfcest_training.files import open_for_append
 
 LOG = "errors.log"
-# SIGINT is Python's KeyboardInterrupt. Batch systems send SIGUSR1, SIGUSR2 or SIGXCPU before the time of a job is up.
+# SIGINT is Python's KeyboardInterrupt. Batch systems send SIGUSR1, SIGUSR2 or SIGXCPU before the end of a job's time.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-# Modules that commands import late, by the extra that installs them.
+# The extra that installs each of the modules that commands import late.
 EXTRA_OF_MODULE = {
     "httpx2": "openai",
     "jinja2": "train",
@@ -35,64 +35,73 @@ EXTRA_OF_MODULE = {
 }
 
 
-class Exit(IntEnum):
-    """The exit codes of `selfcest`, as docs/faults.md has them."""
+class ExitCode(IntEnum):
+    """The exit codes of `selfcest`. docs/faults.md describes them."""
 
     DONE = 0
-    CHECK = 1  # a command that checks something has found it wrong
-    MISTAKE = 2  # in what was typed, configured or plugged in
-    INFRASTRUCTURE = 3  # a server, an engine or the machine; another try may go better
-    DEFECT = 4  # nobody has thought of it
+    # A command that checks something found it wrong.
+    CHECK = 1
+    # A mistake in the arguments, the config or a plug-in.
+    MISTAKE = 2
+    # A fault of a server, an engine or the machine. A retry may succeed.
+    INFRASTRUCTURE = 3
+    # Any other exception: a defect of this project.
+    DEFECT = 4
 
 
 @contextmanager
-def logged(folder: Path) -> Iterator[None]:
-    """Append the trace of whatever ends the block to the folder's `errors.log`, with those of its causes.
+def log_faults(folder: Path) -> Iterator[None]:
+    """Append the trace of an exception that ends the block, with its causes, to the folder's `errors.log`.
 
-    The exception gets a note that says where. `ConfigError` and `StoppedError` say all there is to say, and are not
-    logged.
+    The exception gets a note with the path of the log. `ConfigError` and `StoppedError` are not logged, because their
+    messages are complete.
     """
     try:
         yield
     except (ConfigError, StoppedError):
         raise
     except Exception as error:
-        trace, now = traceback.format_exc(), datetime.now().astimezone().isoformat(" ", "seconds")
-        with suppress(OSError, ConfigError):  # a full disk must not hide what it has caused
+        trace = traceback.format_exc()
+        now = datetime.now().astimezone().isoformat(" ", "seconds")
+        # An error while writing the log, as on a full disk, must not hide the exception.
+        with suppress(OSError, ConfigError):
             with open_for_append(folder / LOG) as file:
                 file.write(f"{now}\n{trace}\n".encode(errors="backslashreplace"))
             error.add_note(f"the whole trace is in {folder / LOG}")
         raise
 
 
-def line_of(error: Exception) -> str:
-    """The exception with its notes, on one line if it is none of the project's own."""
-    if extra := _missing_extra(error):
+def format_error_line(error: Exception) -> str:
+    """Format an exception with its notes. Exceptions of other packages are shortened to one line."""
+    extra = _find_missing_extra(error)
+    if extra is not None:
         return f"this command needs the extra {extra} ({error}); run: {install_hint(extra)}"
-    own = isinstance(error, SelfcestError)
-    said = str(error) if own else " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return "; ".join([said, *getattr(error, "__notes__", ())])
+    if isinstance(error, SelfcestError):
+        message = str(error)
+    else:
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
 def exit_code(error: Exception) -> int:
-    """An `Exit`, or 128 + the number of the signal that has stopped the work, as shells report it."""
+    """Get the exit code of an exception: an `ExitCode`, or 128 + the number of the signal that stopped the work."""
     if isinstance(error, StoppedError) and error.signal_number is not None:
         return 128 + error.signal_number
     if isinstance(error, InfrastructureError | StoppedError):
-        return Exit.INFRASTRUCTURE
-    if isinstance(error, SelfcestError) or _missing_extra(error):
-        return Exit.MISTAKE
-    # By name: torch is slow to import, and may not be there.
+        return ExitCode.INFRASTRUCTURE
+    if isinstance(error, SelfcestError) or _find_missing_extra(error) is not None:
+        return ExitCode.MISTAKE
+    # The class is compared by name, because torch is slow to import and may not be installed.
     out_of_memory = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-    machine = out_of_memory or isinstance(error, OSError | MemoryError | BrokenExecutor)
-    return Exit.INFRASTRUCTURE if machine else Exit.DEFECT
+    is_machine_fault = out_of_memory or isinstance(error, OSError | MemoryError | BrokenExecutor)
+    return ExitCode.INFRASTRUCTURE if is_machine_fault else ExitCode.DEFECT
 
 
 class SignalExit(SystemExit):
-    """A signal from outside ends this process; no `except Exception` on the way takes it for a fault.
+    """A signal ends this process. It is no `Exception`, so that no handler treats it as a fault.
 
     Attributes:
-        signal_number: of the signal; the exit code is 128 + it, as shells report it.
+        signal_number: number of the signal. The exit code is 128 + this number, as in shells.
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -101,61 +110,64 @@ class SignalExit(SystemExit):
 
 
 @contextmanager
-def signals_raise() -> Iterator[None]:
-    """Within the block `ENDING_SIGNALS` raise `SignalExit` in the main thread, so that files and locks are closed.
+def raise_on_signals() -> Iterator[None]:
+    """Let `ENDING_SIGNALS` raise `SignalExit` in the main thread inside the block, so that files and locks are closed.
 
-    Signals that are ignored stay so, as SIGHUP under `nohup`. A forked child is ended as it would be without this.
+    Ignored signals stay ignored, as SIGHUP under `nohup`. In a forked child the signals have their default effect.
     """
-    owner = os.getpid()
+    parent = os.getpid()
 
-    def leave(number: int, _: object) -> None:
-        if os.getpid() != owner:
+    def raise_exit(number: int, _: object) -> None:
+        if os.getpid() != parent:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         raise SignalExit(number)
 
-    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
-    for number, handler in before.items():
+    handlers_before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    for number, handler in handlers_before.items():
         if handler == signal.SIG_DFL:
-            signal.signal(number, leave)
+            signal.signal(number, raise_exit)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             if handler == signal.SIG_DFL:
                 signal.signal(number, handler)
 
 
 @contextmanager
-def killed_worker_named(pool: ProcessPoolExecutor, advice: str) -> Iterator[None]:
-    """Within the block, a worker process that ends before its work is done raises an error that says how it ended.
+def report_killed_worker(pool: ProcessPoolExecutor, advice: str) -> Iterator[None]:
+    """Raise an error with the cause if a worker process ends too early inside the block.
 
     Args:
-        pool: started with the `spawn` method, with work submitted to it, so that all of its processes are there.
-        advice: what to do then.
+        pool: a pool with the `spawn` method and with submitted work, so that all of its processes exist.
+        advice: the last part of the message, which tells the user what to do.
 
     Raises:
-        StoppedError: in the place of `BrokenProcessPool`.
+        StoppedError: instead of `BrokenProcessPool`.
     """
     processes = list((pool._processes or {}).values())
     try:
         yield
     except BrokenProcessPool as error:
-        raise StoppedError(f"a worker process {first_end(processes)}; {advice}") from error
+        raise StoppedError(f"a worker process {describe_first_end(processes)}; {advice}") from error
 
 
-def first_end(processes: Sequence[BaseProcess]) -> str:
-    """How that process ended which broke a pool; the pool asks all others to end, by SIGTERM."""
+def describe_first_end(processes: Sequence[BaseProcess]) -> str:
+    """Describe how the process ended that broke a pool."""
     deadline = time.monotonic() + 1.0
-    codes: list[int] = []
-    while not codes and time.monotonic() < deadline:
-        codes = [process.exitcode for process in processes if process.exitcode is not None]
+    exit_codes: list[int] = []
+    while not exit_codes and time.monotonic() < deadline:
+        exit_codes = [process.exitcode for process in processes if process.exitcode is not None]
         time.sleep(0.01)
-    first = [code for code in codes if code != -signal.SIGTERM] or codes
-    return exit_cause(first[0] if first else None)
+    # A broken pool ends its other processes with SIGTERM, so another code is that of the first process.
+    for code in exit_codes:
+        if code != -signal.SIGTERM:
+            return exit_cause(code)
+    return exit_cause(exit_codes[0] if exit_codes else None)
 
 
-def _missing_extra(error: Exception) -> str | None:
-    """The extra whose absence an import has raised, `None` for any other error."""
+def _find_missing_extra(error: Exception) -> str | None:
+    """Find the extra that installs the module of a failed import; `None` for any other error."""
     return EXTRA_OF_MODULE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None

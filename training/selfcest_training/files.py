@@ -45,24 +45,23 @@ def open_for_append(path: Path, buffering: int = -1) -> BinaryIO:
     Raises:
         ConfigError: the path is a symbolic link, a file that has another name too, or no file.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # non-blocking: a pipe would hang
+    # Without O_NONBLOCK, opening a pipe would hang.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise _not_own(path, "a symbolic link") from error
+        raise _make_link_error(path, "a symbolic link") from error
     state = os.fstat(handle)
     if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
         os.close(handle)
-        raise _not_own(path, "a hard link" if stat.S_ISREG(state.st_mode) else "a pipe or a device")
+        raise _make_link_error(path, "a hard link" if stat.S_ISREG(state.st_mode) else "a pipe or a device")
     return os.fdopen(handle, "a+b", buffering)
 
 
-def _not_own(path: Path, what: str) -> ConfigError:
-    return ConfigError(
-        f"{path} is {what}, and nothing is written through one; remove it, or copy what it leads to to this place"
-    )
+def _make_link_error(path: Path, kind: str) -> ConfigError:
+    return ConfigError(f"{path} is {kind}; expected a regular file or folder: replace it with a copy of its target")
 
 
 def create(path: Path) -> TextIO:
@@ -75,11 +74,11 @@ def read_regular(path: Path, last: int | None = None) -> bytes:
     """Read a file, or its last bytes, without waiting for the writer of a pipe that lies in its place.
 
     Args:
-        path: file of a folder that may be a stranger's.
-        last: number of bytes to read at its end; `None`: all.
+        path: the file. Its folder may belong to another user.
+        last: number of bytes to read at the end of the file; `None` reads all.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: the file cannot be read, or is no regular file.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         state = os.fstat(file.fileno())
@@ -93,18 +92,19 @@ def read_regular(path: Path, last: int | None = None) -> bytes:
 def refuse_linked_folder(path: Path) -> None:
     """Raise `ConfigError` if a folder is a symbolic link: files would be written through it."""
     if path.is_symlink():
-        raise _not_own(path, "a symbolic link")
+        raise _make_link_error(path, "a symbolic link")
 
 
 def refuse_linked_folders(folder: Path) -> None:
-    """`refuse_linked_folder` for all folders inside of this one, which may itself be a link of its owner's.
+    """Raise `ConfigError` if a folder inside this one is a symbolic link. The folder itself may be one.
 
-    What is inside of W&B's own folder of a job is left alone, since W&B links its latest run.
+    W&B's folder in a job is not searched, because W&B links its latest run there.
     """
-    for place, names, _ in os.walk(folder):
+    for parent, names, _ in os.walk(folder):
         for name in names:
-            refuse_linked_folder(Path(place, name))
-        if _JOB_FOLDER.fullmatch(Path(place).name):  # elsewhere a folder of this name may be a variant's
+            refuse_linked_folder(Path(parent, name))
+        # Elsewhere a folder with the name "wandb" may be that of a variant.
+        if _JOB_FOLDER.fullmatch(Path(parent).name):
             names[:] = [name for name in names if name != "wandb"]
 
 
@@ -121,7 +121,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     prefix = f"{_PARTIAL}{path.name}~"
     for earlier in path.parent.glob(f"{glob.escape(prefix)}*"):
         _delete(earlier)
-    # A new folder, whose name nobody knows before: no link can wait there for the libraries that write the file.
+    # A folder with an unpredictable name, so that nobody can place a link there for the library that writes the file.
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     except OSError as error:
@@ -131,7 +131,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield partial
         for file in (*partial.rglob("*"), partial):
             _sync(file)
-        if path.is_dir():  # which no rename replaces
+        # A rename cannot replace a folder.
+        if path.is_dir():
             remove(path, but=partial)
         else:
             partial.replace(path)
@@ -188,10 +189,10 @@ def remove_partials(folder: Path) -> None:
 
 
 def check_kind(path: Path, *, folder: bool) -> None:
-    """Refuse a file where a folder must lie, or the reverse: a run that found it later could never be resumed.
+    """Refuse a file in the place of a folder, or the reverse, before a run that could not be resumed.
 
     Raises:
-        ConfigError: something else lies there. Nothing there is fine.
+        ConfigError: the path exists and is of another kind.
     """
     if not os.path.lexists(path) or (path.is_dir() if folder else path.is_file()):
         return
@@ -213,12 +214,13 @@ def digest(text: str) -> str:
 
 def digests(folder: Path, *, hidden: bool = True) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, by relative path. `hidden` includes names with a dot."""
-    files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {
-        str(name): _digest(path)
-        for name, path in files.items()
-        if hidden or not any(part.startswith(".") for part in name.parts)
-    }
+    digest_by_path: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in relative.parts)
+        if path.is_file() and (hidden or not is_hidden):
+            digest_by_path[str(relative)] = _digest(path)
+    return digest_by_path
 
 
 def _digest(path: Path) -> str:
@@ -263,13 +265,14 @@ class AppendLog:
         self._file: BinaryIO | None = None
 
     def append(self, text: str) -> None:
-        """Raises `OSError` that names the file."""
+        """Append a text. Raises `OSError` that names the file."""
         data = text.encode()
         try:
             if self._file is None:
                 self._file = open_for_append(self._path, buffering=0)
                 _sync(self._path.parent)
-            if self._file.write(data) != len(data):  # what fits, fits; the rest meets the error
+            # On a full disk the write may succeed for a part of the data.
+            if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error

@@ -1,4 +1,4 @@
-"""One process at a time writes into the folder of a run or a study."""
+"""Locks the folder of a run or a study, so that one process at a time writes into it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make the folder if it is not there, and keep every other process out of it until the block ends.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Make a folder if it does not exist, and lock it until the block ends.
 
-    The lock is the system's, on a file that is held open: it ends with its owner, whatever ended that. The file stays,
-    and says who the owner is. A file system without locks, as some network ones, gives a warning instead.
+    The operating system holds the lock on an open file, so the lock ends with its process. The file stays, and names
+    the process. On a file system without locks, for example some network file systems, there is a warning instead.
 
     Raises:
-        ConfigError: another process holds the folder; the message names it. Or the folder cannot be written, or a link
-            in it leads out of it.
+        ConfigError: another process has locked the folder, the folder cannot be written, or a link in it leads out
+            of it.
     """
-    with _lock_file(folder) as file:
-        os.register_at_fork(after_in_child=file.close)  # a child, as vLLM's engine, would keep a dead owner's lock
+    with _open_lock_file(folder) as file:
+        # A forked child, for example vLLM's engine, would keep the lock of a parent that has ended.
+        os.register_at_fork(after_in_child=file.close)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -53,30 +54,32 @@ def locked(folder: Path) -> Iterator[None]:
             file.truncate(0)
 
 
-def owner_of(folder: Path) -> str | None:
-    """The process that the lock file names, without a try at the lock; `None`: there is none, or it is gone.
+def find_lock_owner(folder: Path) -> str | None:
+    """Find the process that the lock file names, without taking the lock; `None` if there is none or it has ended.
 
-    Of a process on another machine nobody knows here whether it is gone.
+    A process on another machine counts as running, because its end cannot be seen from here.
     """
     try:
         owner = read_regular(folder / LOCK).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
-    named = re.fullmatch(r"process (\d{1,9}) on (\S*) since .*", owner)
-    if named is None:
+    match = re.fullmatch(r"process (\d{1,9}) on (\S*) since .*", owner)
+    if match is None:
         return None
-    if named[2] == socket.gethostname():
+    process_id, host = match.groups()
+    if host == socket.gethostname():
         try:
-            os.kill(int(named[1]), 0)
+            os.kill(int(process_id), 0)
         except ProcessLookupError:
             return None
-        except PermissionError:  # it is somebody else's
+        except PermissionError:
+            # The process exists and belongs to another user.
             pass
     return owner
 
 
-def _lock_file(folder: Path) -> BinaryIO:
-    """Open. What cannot be written raises `ConfigError` now, rather than after the first checkpoint."""
+def _open_lock_file(folder: Path) -> BinaryIO:
+    """Open the lock file. Raises `ConfigError` if the folder cannot be written, before any work is done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

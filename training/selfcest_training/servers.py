@@ -1,4 +1,4 @@
-"""What servers did while a folder was written: `servers.jsonl`, to which every batch or step adds a line a server."""
+"""Stores counts of server faults in `servers.jsonl` of a folder. Every batch or step adds one line per server."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ SERVERS = "servers.jsonl"
 
 
 def store_counts(folder: Path, counts: CountsByServer) -> None:
-    """Add counts to a folder's file; none leave it as it is."""
-    for server, of_server in counts.items():
-        line = {"base_url": server.base_url, "model": server.model, **to_stored(of_server)}
+    """Append counts to a folder's file, one line per server."""
+    for server, server_counts in counts.items():
+        line = {"base_url": server.base_url, "model": server.model, **to_stored(server_counts)}
         append_json(folder / SERVERS, line)
 
 
 def read_counts(folders: Iterable[Path]) -> CountsByServer:
-    """The sums over folders; those without a file have asked no server.
+    """Sum the counts of folders. A folder without a file used no server.
 
     Raises:
-        RecordError: a line says no counts; the message names it.
+        RecordError: a line holds no counts. The message names the line.
     """
     sums: dict[ServerModel, ServerCounts] = {}
-    for file in (folder / SERVERS for folder in folders):
-        for number, line in read_json_lines(file) if file.is_file() else ():
+    for folder in folders:
+        file = folder / SERVERS
+        if not file.is_file():
+            continue
+        for number, line in read_json_lines(file):
             place = f"{file}, line {number}"
             if not isinstance(line, dict) or not all(isinstance(line.get(key), str) for key in ("base_url", "model")):
                 raise RecordError(f"{place} has no base_url and model; delete that line")

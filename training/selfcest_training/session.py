@@ -1,4 +1,4 @@
-"""Who wrote a folder of results: every start of a command, with its versions and its machine, and when it ended."""
+"""Records the commands that wrote a folder of results: their start and end, package versions and machine."""
 
 from __future__ import annotations
 
@@ -25,53 +25,67 @@ _PACKAGES = ("selfcest", "torch", "transformers", "numpy")
 
 
 @contextmanager
-def session(folder: Path, cluster: object = None) -> Iterator[None]:
-    """Add a line to the folder's `sessions.jsonl` when the block begins, and one when it ends, however it does.
+def record_session(folder: Path, cluster: object = None) -> Iterator[None]:
+    """Append a line to the folder's `sessions.jsonl` when the block begins, and another one when it ends.
 
-    `cluster`: the config's block, which is in the line and nowhere else.
+    A session that was killed has no second line, so its length is unknown.
 
-    The last line of a session that was killed is missing: how long it took is not known.
+    Args:
+        folder: the folder of results.
+        cluster: the config's cluster block. It is stored here only.
     """
-    file, start = folder / SESSIONS, time.monotonic()
-    on = {} if cluster is None else {"cluster": to_builtins(cluster)}
-    append_json(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine(), **on})
+    file = folder / SESSIONS
+    start_seconds = time.monotonic()
+    line = {"started": _now(), "command": _command(), "versions": _get_versions(), **_describe_machine()}
+    if cluster is not None:
+        line["cluster"] = to_builtins(cluster)
+    append_json(file, line)
     try:
         yield
     finally:
-        with suppress(OSError):  # a full disk must not hide what it has caused
-            append_json(file, {"ended": _now(), "seconds": round(time.monotonic() - start, 3)})
+        # An error while writing, as on a full disk, must not hide an exception of the block.
+        with suppress(OSError):
+            append_json(file, {"ended": _now(), "seconds": round(time.monotonic() - start_seconds, 3)})
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
-    """Sessions of a folder in order, each with `ended` and `seconds` if it ended; none where there is no file.
+    """Read the sessions of a folder in order. Those that ended have `ended` and `seconds`.
 
     Raises:
         RecordError: a line is no JSON object.
     """
-    file, found = folder / SESSIONS, list[dict[str, Any]]()
-    for number, line in read_json_lines(file) if file.is_file() else ():
+    file = folder / SESSIONS
+    sessions: list[dict[str, Any]] = []
+    if not file.is_file():
+        return sessions
+    for number, line in read_json_lines(file):
         if not isinstance(line, dict):
             raise RecordError(f"{file}, line {number}: {line!r:.80} is no session; delete that line")
         if "started" in line:
-            found.append(dict(line))
-        elif found:
-            found[-1].update(line)
-    return found
+            sessions.append(dict(line))
+        elif sessions:
+            sessions[-1].update(line)
+    return sessions
 
 
-def gpu_seconds(sessions: list[dict[str, Any]]) -> float | None:
-    """How long GPUs were held: seconds of the sessions times the GPUs seen; `None` if a session's length is unknown."""
-    held = [(len(one.get("gpus", ())), one.get("seconds")) for one in sessions]
-    if any(gpus and seconds is None for gpus, seconds in held):
-        return None
-    return float(sum(gpus * (seconds or 0.0) for gpus, seconds in held))
+def sum_gpu_seconds(sessions: list[dict[str, Any]]) -> float | None:
+    """Sum seconds x visible GPUs over sessions; `None` if the length of a session with GPUs is unknown."""
+    total = 0.0
+    for session in sessions:
+        num_gpus = len(session.get("gpus", ()))
+        seconds = session.get("seconds")
+        if num_gpus and seconds is None:
+            return None
+        total += num_gpus * (seconds or 0.0)
+    return total
 
 
 def append_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Add a line to a file of JSON lines. Half of a line, which a kill has left, is removed; a link is refused."""
+    """Append a line to a file of JSON lines, and remove a cut line at its end. A link is refused."""
     with open_for_append(file) as lines:
         lines.seek(0)
-        lines.truncate(lines.read().rfind(b"\n") + 1)  # after it is a line that a kill has cut
+        # Text after the last line break is a line that a killed process has cut.
+        lines.truncate(lines.read().rfind(b"\n") + 1)
         lines.write(f"{json.dumps(values)}\n".encode())
 
 
@@ -83,18 +97,19 @@ def _command() -> str:
     return shlex.join(["selfcest", *sys.argv[1:]])
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+def _get_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
-def _machine() -> dict[str, Any]:
-    import torch  # slow to import
+def _describe_machine() -> dict[str, Any]:
+    # Imported here, because torch is slow to import.
+    import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"system": platform.platform(), "cores": os.cpu_count(), "gpus": gpus}

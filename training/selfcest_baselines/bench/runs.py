@@ -24,9 +24,9 @@ from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.stored import by_field, stored_as, stored_text, to_stored
 from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, get_scenario
-from selfcest_training.faults import killed_worker_named
+from selfcest_training.faults import report_killed_worker
 from selfcest_training.files import write_text
-from selfcest_training.lock import locked
+from selfcest_training.lock import lock_folder
 from selfcest_training.yaml_text import read_option
 
 POINTS = 30  # evaluations of a run
@@ -153,7 +153,7 @@ def play_all(
     for cell in cells:
         find_entry(cell.entry)
         get_scenario(cell.scenario)
-    with locked(folder):
+    with lock_folder(folder):
         _play_missing(cells, seconds, folder, workers, report)
 
 
@@ -186,7 +186,7 @@ def _play_missing(
         cell_of = {pool.submit(play, cell, seconds): cell for cell in missing}
         advice = f"the same command plays the runs that {folder} lacks"
         try:
-            with killed_worker_named(pool, advice):
+            with report_killed_worker(pool, advice):
                 for future in as_completed(cell_of):
                     cell = cell_of[future]
                     results[cell] = future.result()

@@ -31,7 +31,7 @@ from selfcest_env.tasks import Style
 from selfcest_env.types import Limits
 from selfcest_eval.play.costs import Price, measures_of
 from selfcest_eval.play.policies import policy_named
-from selfcest_training.config import ADDED_COSTS, EvalSet, FileName, changed_limits, check_eval_sets, check_families
+from selfcest_training.config import ADDED_COSTS, EvalSet, FileName, check_eval_sets, check_families, override_limits
 from selfcest_training.config_file import check_extends_nothing, load_as, parse_as, read_config
 
 Temperature = Annotated[NotNegative, "0: greedy"]
@@ -147,11 +147,11 @@ class StudyConfig(Checked):
         """What a whole strategy may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
         changes, place = self.strategies[label].limits, f"strategies.{label}.limits"
         if budget is None:
-            return changed_limits(self.limits, changes, place)
+            return override_limits(self.limits, changes, place)
         if self.swept in changes:
             raise ConfigError(f"{place}.{self.swept} is the limit that the budgets sweep; remove it")
         try:
-            return changed_limits(self.limits, {**changes, self.swept: budget}, place)
+            return override_limits(self.limits, {**changes, self.swept: budget}, place)
         except ConfigError as error:
             raise ConfigError(f"budgets has {budget}: {error}") from error
 

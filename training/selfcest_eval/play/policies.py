@@ -30,7 +30,7 @@ from selfcest_env.types import Boundary, Fault, Limits, Message, Role
 from selfcest_eval.play.digest import digest
 from selfcest_training.config import CLONES, RunConfig
 from selfcest_training.config_file import load_stored_config
-from selfcest_training.shipped import model_folder, shipped_policies
+from selfcest_training.shipped import find_model_folder, list_shipped_policies
 
 SEED = "{seed}"
 LEAST = Limits(total_tokens=1, answer_reserve=0)  # that any model can hold
@@ -115,7 +115,7 @@ class ModelPolicy:
         return sampler
 
     def _folder(self, seed: int) -> Path:
-        return model_folder(self.folder.replace(SEED, str(seed)))
+        return find_model_folder(self.folder.replace(SEED, str(seed)))
 
     def _weights(self, seed: int) -> Path | None:
         """The folder that the weights are read from, `None` for those from the hub or a seed."""
@@ -133,7 +133,7 @@ class ModelPolicy:
     @cached_property
     def _run(self) -> RunConfig:
         """The config of the run that the folder belongs to."""
-        file = run_file(model_folder(self.folder))
+        file = run_file(find_model_folder(self.folder))
         if not file.is_file():
             if SEED not in self.folder and not Path(self.folder).exists():
                 raise ConfigError(
@@ -148,7 +148,7 @@ class ModelPolicy:
 
     def trained_on(self) -> dict[str, PlugIn]:
         """The task families that the folder's run has trained its variant on; none if no run is known."""
-        folder = model_folder(self.folder)
+        folder = find_model_folder(self.folder)
         file, variant = run_file(folder), variant_of(folder)
         if not self.folder or not file.is_file():
             return {}
@@ -192,7 +192,7 @@ def policy_named(text: str) -> PlugIn:
     Nothing need be there yet. Raises `ConfigError` if a model of one's own has the name of one that comes with the
     package.
     """
-    place = model_folder(text)
+    place = find_model_folder(text)
     chat = PlugIn("model", {"model": {"name": "chat", "options": {"source": text}}})
     if text.startswith(HUB):
         return chat
@@ -206,7 +206,7 @@ def policy_named(text: str) -> PlugIn:
         return chat
     if ":" in text and SEED not in text:
         return PlugIn(text)
-    if "/" not in text and (meant := did_you_mean(text, shipped_policies())):
+    if "/" not in text and (meant := did_you_mean(text, list_shipped_policies())):
         raise ConfigError(f"there is neither a folder nor a policy {text}.{meant}")
     return PlugIn("model", {"folder": text})
 

@@ -30,7 +30,7 @@ from selfcest_eval.stats.decision_table import MEANING, FamilyDecisions
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_training.config_file import dump_config
 from selfcest_training.files import refuse_linked_folder, write_text
-from selfcest_training.session import gpu_seconds
+from selfcest_training.session import sum_gpu_seconds
 
 FIGURE_METRICS = 9  # panels of the figure of learning curves: the first ones of the page
 _BODY = '<main id="main"></main><div id="tip" role="status" class="tip" hidden></div>'
@@ -137,7 +137,7 @@ def source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, Any]:
         "decisions_meaning": MEANING.replace("*", ""),
         "pathologies": _pathologies(source, worst),
         "jobs": [_job(job) for job in source.jobs],
-        "gpu_seconds": gpu_seconds(sessions) if sessions else None,
+        "gpu_seconds": sum_gpu_seconds(sessions) if sessions else None,
         "sessions": sessions,
         "config": dump_config(source.run or source.study),
     }

@@ -25,10 +25,16 @@ from selfcest_env.errors import ConfigError, RecordError, SelfcestError, Stopped
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import differing_keys, dump_run, load_stored_config, run_digest, shipped_config
-from selfcest_training.faults import ENDING_SIGNALS, LOG, first_end, logged
+from selfcest_training.config_file import (
+    describe_differences,
+    dump_run,
+    find_shipped_config,
+    load_stored_config,
+    run_digest,
+)
+from selfcest_training.faults import ENDING_SIGNALS, LOG, describe_first_end, log_faults
 from selfcest_training.files import check_kind, write_text
-from selfcest_training.lock import locked
+from selfcest_training.lock import lock_folder
 from selfcest_training.planning.memory import check_device
 from selfcest_training.run.checkpoint import WARM_START, checkpoints, newest_whole, read_manifest
 from selfcest_training.run.display import EVERY, Display, print_report
@@ -36,7 +42,7 @@ from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 from selfcest_training.run.job import FINAL_MODEL, LOGS, Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
-from selfcest_training.session import SESSIONS, session
+from selfcest_training.session import SESSIONS, record_session
 
 MOST_DIFFERENCES = 4  # keys of two configs that an error names
 RUN_FILES = ("config.yaml", "table.md", "results.csv")
@@ -74,7 +80,7 @@ def run(
         Job(config, JobId(variant, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     evaluator = evaluator or Evaluator()
     evaluator.check(config)  # nor does a cell without enough instances wait for the warm start
-    with _machines(config) as ready, locked(config.folder), logged(config.folder):
+    with _machines(config) as ready, lock_folder(config.folder), log_faults(config.folder):
         _run(ready, resume, only_warm_start, console or Console(), evaluator)
 
 
@@ -97,7 +103,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
         for job in jobs:  # what an earlier start has said of them
             (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_signal() as stop:
-            with session(config.folder, config.cluster), Display(config, console) as display:
+            with record_session(config.folder, config.cluster), Display(config, console) as display:
                 shared = shared_warm_starts(config)
                 _run_jobs(config, list(shared), True, display, stop, evaluator)
                 for leader, followers in shared.items():
@@ -168,7 +174,7 @@ def prepare(config: RunConfig, resume: bool) -> None:
 
 
 def _differences(stored: Path, config: RunConfig) -> list[str] | None:
-    """See `differing_keys`; `None` for a stored config that cannot be read."""
+    """See `describe_differences`; `None` for a stored config that cannot be read."""
     try:
         text = dump_run(load_stored_config(stored))  # keys that have been renamed since are no difference
     except ConfigError:
@@ -177,7 +183,7 @@ def _differences(stored: Path, config: RunConfig) -> list[str] | None:
         except (OSError, UnicodeDecodeError):
             return None
     try:
-        return differing_keys(text, config, str(stored))
+        return describe_differences(text, config, str(stored))
     except ConfigError:
         return None
 
@@ -289,7 +295,7 @@ def _run_jobs(
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
         except BaseException as error:
-            end = first_end(processes) if isinstance(error, BrokenProcessPool) else ""
+            end = describe_first_end(processes) if isinstance(error, BrokenProcessPool) else ""
             for process in processes:
                 process.kill()  # a checkpoint is whole whenever that comes
             pool.shutdown(wait=False, cancel_futures=True)
@@ -373,4 +379,4 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator
 
 def default_config() -> Path:
     """The config of a plain `selfcest train`."""
-    return shipped_config("quick.yaml")
+    return find_shipped_config("quick.yaml")

@@ -36,7 +36,7 @@ from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.partition import check_ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
-from selfcest_training.config import CLONES, RunConfig, changed_limits
+from selfcest_training.config import CLONES, RunConfig, override_limits
 from selfcest_training.config_file import run_digest
 from selfcest_training.families import make_families
 from selfcest_training.files import AppendLog, FileOffset, atomic_write, digests, measure_offset, remove_partials
@@ -471,7 +471,7 @@ def check_contexts(config: RunConfig, variant: str, language: Language, sampler:
     engine_places = {f"variants.{variant}"}
     for i, phase in enumerate(config.variants[variant].warmstart.phases):
         place = f"variants.{variant}.warmstart.phases[{i}]"
-        limits_by_place[place] = changed_limits(variant_limits, phase.limits, "limits")
+        limits_by_place[place] = override_limits(variant_limits, phase.limits, "limits")
         # Scripts play the demonstrations of a phase. The engine plays under its limits only in a probe.
         if phase.min_accuracy is not None:
             engine_places.add(place)

@@ -16,7 +16,7 @@ from typing import Any
 
 from selfcest_training.config import RunConfig
 from selfcest_training.files import read_regular, replace_text
-from selfcest_training.lock import owner_of
+from selfcest_training.lock import find_lock_owner
 from selfcest_training.run.checkpoint import checkpoints
 
 PROGRESS = "progress.json"
@@ -95,7 +95,7 @@ def read_run(config: RunConfig, now: float | None = None) -> RunStatus:
 
     It reads alone and takes no lock. What is damaged, or half-written, counts as missing: the report names it.
     """
-    now, owner = time.time() if now is None else now, owner_of(config.folder)
+    now, owner = time.time() if now is None else now, find_lock_owner(config.folder)
     jobs = [(variant, seed) for seed in config.seeds for variant in config.variants]
     return RunStatus(
         config.folder,

@@ -1,7 +1,7 @@
-"""The policies that come with the package: the models of a run, by the names of its variants.
+"""The policies that come with the package: models of a run, by the names of its variants.
 
-A folder here is laid out as a run's, so that limits and model come from its config.yaml as from any run's, and has a
-manifest.json that says what made it. `python -m selfcest_training.shipped` writes one.
+A folder here has the layout of a run, so limits and model come from its config.yaml. Its manifest.json names the
+command that made it. `python -m selfcest_training.shipped` writes a folder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _WEIGHTS = "model.safetensors"
 @stored_as(command="command", commit="commit", seed="seed", weights="weights")
 @dataclass(frozen=True)
 class ShippedManifest:
-    """What made the models of a folder.
+    """The origin of the models in a folder.
 
     Attributes:
-        command: that trained them, in a checkout of `commit`.
-        commit: of this project.
-        seed: which of the run's seeds they are.
-        weights: sha256 of each variant's model.safetensors, in hexadecimal digits.
+        command: the command that trained them, in a checkout of `commit`.
+        commit: commit of this project.
+        seed: the run's seed of the models.
+        weights: SHA-256 of each variant's model.safetensors, in hexadecimal digits.
     """
 
     command: str
@@ -39,30 +39,34 @@ class ShippedManifest:
     weights: dict[str, str]
 
 
-def shipped_policies() -> dict[str, Path]:
-    """Model folders by the names of their variants."""
+def list_shipped_policies() -> dict[str, Path]:
+    """List the model folders by the names of their variants."""
     return {file.parents[2].name: file.parent for file in sorted(HERE.glob(f"*/*/seed*/model/{_WEIGHTS}"))}
 
 
-def model_folder(text: str) -> Path:
-    """The folder that a text names: that of a policy that comes with the package, else the path itself.
+def find_model_folder(text: str) -> Path:
+    """Find the folder of a model: that of a shipped policy with this name, or the path itself.
 
-    Raises `ConfigError` if a model of one's own lies under the same name.
+    Raises:
+        ConfigError: there is both a shipped policy and a folder of a model with this name.
     """
-    known, own = shipped_policies(), Path(text)
-    if text in known and (own / "config.json").is_file():
+    shipped = list_shipped_policies()
+    path = Path(text)
+    if text in shipped and (path / "config.json").is_file():
         raise ConfigError(
-            f"{text} is a policy that comes with the package, and a model lies in the folder {text} here; write "
-            f"./{text} for the folder, or rename it"
+            f"{text} is a policy that comes with the package, and also a folder with a model; write ./{text} for the "
+            "folder, or rename it"
         )
-    return known.get(text, own)
+    return shipped.get(text, path)
 
 
 def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE) -> Path:
-    """Copy the models of a finished run under its name into `place`, instead of what was there. Returns the folder.
+    """Copy the models of a finished run into a folder of its name in `place`, and return the folder.
+
+    An old folder of this name is replaced.
 
     Raises:
-        ConfigError: a variant has no model of this seed yet. Nothing has changed then.
+        ConfigError: a variant has no model of this seed. Nothing is changed.
     """
     config = load_stored_config(run / "config.yaml")
     models = {variant: Path(variant, f"seed{seed}", "model") for variant in config.variants}
@@ -72,7 +76,8 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
     folder = place / config.name
     with atomic_write(folder) as new:
         for model in models.values():
-            shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)  # weights are written for one user
+            # copyfile, because weights are written with permissions for one user.
+            shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)
         (new / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         manifest = ShippedManifest(
             command, commit, seed, {variant: weights_digest(new / model) for variant, model in models.items()}
@@ -82,6 +87,6 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
 
 
 def weights_digest(model: Path) -> str:
-    """As in a manifest, of a model's folder."""
+    """Compute the SHA-256 of a model's weights, as in a manifest."""
     with (model / _WEIGHTS).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

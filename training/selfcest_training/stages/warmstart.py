@@ -25,7 +25,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import Style, TaskSource
 from selfcest_env.types import Limits
-from selfcest_training.config import Phase, WarmStartConfig, changed_limits
+from selfcest_training.config import WarmStartConfig, WarmStartPhase, override_limits
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucketed, build_samples
@@ -169,9 +169,9 @@ class WarmStart:
                 probes.append(self._probe(i, phase, phase.min_accuracy))
         return Pool(self.tokens - tokens_before, float(np.mean(losses)), trained_tokens, tuple(probes))
 
-    def _probe(self, index: int, phase: Phase, threshold: float) -> Probe:
+    def _probe(self, index: int, phase: WarmStartPhase, threshold: float) -> Probe:
         rng = np.random.default_rng(stream_seed("probe", self.seed, self.attempt, index))
-        limits = changed_limits(self.player.limits, phase.limits, "phase.limits")
+        limits = override_limits(self.player.limits, phase.limits, "phase.limits")
         families = {name: self.families[name] for name, spec in phase.mix.items() if spec.share > 0}
         self.learner.sync(self.player.sampler, 0)
         requests = probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
@@ -190,13 +190,13 @@ def demonstration_pool(
     limits: Limits,
     reward: Reward,
     families: Mapping[str, TaskSource],
-    phase: Phase,
+    phase: WarmStartPhase,
     seed: int,
     pool: int,
     pool_tokens: int,
 ) -> list[Sample]:
     """Play demonstrations of at least `pool_tokens`. Raises `TaskError` when a script fails its own task."""
-    rules = language.rules(changed_limits(limits, phase.limits, "phase.limits"))
+    rules = language.rules(override_limits(limits, phase.limits, "phase.limits"))
     rng = np.random.default_rng(stream_seed("demonstrations", seed, pool))
     samples: list[Sample] = []
     tokens = {family: 0 for family, spec in phase.mix.items() if spec.share > 0}
