@@ -22,7 +22,7 @@ from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, WAI
 from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode
 from selfcest_env.render import nodes_of_record
 from selfcest_env.types import ROOT, Status
-from selfcest_eval.html.figure import BELOW, FOOT, PIXELS, gif, svg
+from selfcest_eval.html.figure import FOOT_HEIGHT, FOOT_SIZE, GIF_PIXELS, gif, svg
 from selfcest_eval.html.page import asset
 
 LEFT, RIGHT = ROOT.child(0), ROOT.child(1)
@@ -46,8 +46,8 @@ def test_a_gif_has_a_frame_before_the_first_turn_and_one_after_each(record: Epis
     assert turns == 4
     assert image.n_frames == turns + 1  # type: ignore[attr-defined]
     layout = draw.Layout.with_texts(nodes_of_record(record))
-    scale = min(2, PIXELS / layout.size[0])
-    assert image.size == (round(layout.size[0] * scale), round((layout.size[1] + BELOW) * scale))
+    scale = min(2, GIF_PIXELS / layout.size[0])
+    assert image.size == (round(layout.size[0] * scale), round((layout.size[1] + FOOT_HEIGHT) * scale))
 
     def seen(frame: int) -> list[Tone | None]:
         """The colours in the middle of the three boxes' lower halves, where no letters are."""
@@ -91,7 +91,7 @@ def test_the_line_below_a_small_tree_has_room(record: EpisodeRecord) -> None:
     tree = ElementTree.fromstring(svg(alone))
     box = next(e for e in tree.iter("{http://www.w3.org/2000/svg}rect") if "edge-line" in e.get("class", ""))
     width, line = float(tree.get("width", "")), texts_of(svg(alone))[-1]
-    assert width > 0.62 * FOOT * len(line), "as wide as letters are in the widest of the faces"
+    assert width > 0.62 * FOOT_SIZE * len(line), "as wide as letters are in the widest of the faces"
     assert float(box.get("x", "")) + float(box.get("width", "")) / 2 == width / 2
 
 

@@ -20,7 +20,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import ROOT, MessageRole
-from selfcest_eval.html.playing import Clock, Renderer, play_again
+from selfcest_eval.html.playing import Renderer, Timeline, replay_episode
 from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
 from selfcest_training.credit.offline import assign_stored, group_episodes
@@ -97,7 +97,7 @@ def test_accounts_add_up_after_every_turn_and_end_as_the_game_s(records: list[Ep
 def test_the_clock_ends_with_the_critical_path(records: list[EpisodeRecord]) -> None:
     assert any(record.cost.depth == 2 for record in records)
     for record in records:
-        clock = Clock(record)
+        clock = Timeline(record)
         assert max(clock.ends.values()) == record.cost.critical_path_tokens
         turns = {(key.agent_id, key.turn): turn.facts.generated_tokens for key, turn in record.turns()}
         assert sum(turns[place] for place in clock.critical) == record.cost.critical_path_tokens
@@ -108,7 +108,7 @@ def test_the_clock_ends_with_the_critical_path(records: list[EpisodeRecord]) -> 
 
 def test_rules_that_make_another_episode_are_not_believed(records: list[EpisodeRecord]) -> None:
     record = next(record for record in records if record.cost.clones and record.root.reply)
-    played = play_again(record, RENDERERS[:1], Clock(record))
+    played = replay_episode(record, RENDERERS[:1], Timeline(record))
     assert played.renderer is None
     assert not played.ledger
     said = "".join(part.text for block in played.blocks[ROOT] for message in block for part in message.parts)

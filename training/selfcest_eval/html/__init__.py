@@ -1,1 +1,1 @@
-"""Pages to look at: each one file that needs no network, no server and no build."""
+"""Pages for a browser: each is one file that needs no network, no server and no build."""

@@ -1,4 +1,4 @@
-"""One episode as a figure: the tree of its page with what was asked and replied, as SVG, or growing as a GIF."""
+"""One episode as a figure: its tree with objectives and replies, as SVG, or growing as a GIF."""
 
 from __future__ import annotations
 
@@ -35,29 +35,33 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.render import Node, nodes_of_part, nodes_of_record, shorten
 from selfcest_env.strokes import Mask
 from selfcest_env.types import AgentId, Status
-from selfcest_eval.html.playing import Clock
+from selfcest_eval.html.playing import Timeline
 
-LARGEST = (1400, 1000)  # of a figure that shows texts; a larger tree does without and is fitted into it
-LEAST_WIDTH = 320  # of one that shows texts, for the line below the tree
-BELOW, FOOT = 26, 12  # room for the price below the tree, and the size of its letters
-PIXELS = 1200  # of a GIF's width, about: small trees get more pixels, twice as many as units at most
-FRAME_MS, LAST_MS = 900, 4000
+MAX_SIZE = (1400, 1000)  # of a figure with texts; a larger tree is drawn without them and fitted into this size
+MIN_WIDTH = 320  # of a figure with texts, for the line below the tree
+FOOT_HEIGHT = 26  # room for the line below the tree
+FOOT_SIZE = 12  # of its letters
+GIF_PIXELS = 1200  # width of a GIF; small trees are enlarged to it, at most to twice their size
+FRAME_MS = 900
+LAST_FRAME_MS = 4000
 SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif'
 MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", "Noto Sans Mono", "DejaVu Sans Mono", monospace'
 FONTS = {"sans": "DejaVuSans.ttf", "bold": "DejaVuSans-Bold.ttf", "mono": "DejaVuSansMono.ttf"}
 
 
 def svg(record: EpisodeRecord) -> str:
-    """The whole episode, on light and on dark ground; colours of dark ground need a browser."""
-    layout = _layout(nodes_of_record(record))
-    width, height = layout.size[0], layout.size[1] + BELOW
-    words = f"{shorten(record.task.prompt)}: {_price(record)}"
-    drawn = "\n".join(_element(shape) for shape in _shapes(record, nodes_of_record(record), layout, _price(record)))
-    used = {name for names in re.findall(r'class="([^"]*)"', drawn) for name in names.split()} | {"page"}
-    dark = "".join(f".{name}{{fill:{tone.dark}}}" for name, tone in TONES.items() if name in used)
-    dark += "".join(f".{name}-line{{stroke:{tone.dark}}}" for name, tone in TONES.items() if f"{name}-line" in used)
+    """Return the whole episode as SVG. The colours of dark mode need a browser."""
+    nodes = nodes_of_record(record)
+    layout = _layout(nodes)
+    width = layout.size[0]
+    height = layout.size[1] + FOOT_HEIGHT
+    label = f"{shorten(record.task.prompt)}: {_describe_cost(record)}"
+    drawn = "\n".join(_element(shape) for shape in _shapes(record, nodes, layout, _describe_cost(record)))
+    classes = {"page", *" ".join(re.findall(r'class="([^"]*)"', drawn)).split()}
+    dark = "".join(f".{name}{{fill:{tone.dark}}}" for name, tone in TONES.items() if name in classes)
+    dark += "".join(f".{name}-line{{stroke:{tone.dark}}}" for name, tone in TONES.items() if f"{name}-line" in classes)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(words)}" width="{width:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" width="{width:g}" '
         f'height="{height:g}" viewBox="0 0 {width:g} {height:g}">\n'
         f"<style>.sans,.bold{{font-family:{SANS}}}.bold{{font-weight:600}}.mono{{font-family:{MONO}}}"
         f"text{{white-space:pre}}@media (prefers-color-scheme:dark){{{dark}}}</style>\n"
@@ -67,37 +71,43 @@ def svg(record: EpisodeRecord) -> str:
 
 
 def frames(record: EpisodeRecord) -> Iterator[Image]:
-    """The episode at its beginning and after each of its turns, in the order in which they ended."""
-    whole = nodes_of_record(record)
-    layout = _layout(whole)
-    scale = min(2.0, PIXELS / layout.size[0]) if layout.texts else 1.0
-    width, height = (round(side * scale) for side in (layout.size[0], layout.size[1] + BELOW))
-    clock, turns, played = Clock(record), record.cost.turns, dict[AgentId, int]()
-    for done in range(turns + 1):
-        nodes = nodes_of_part(record, played)
+    """Yield the episode at its beginning and after each of its turns, in the order in which they ended."""
+    layout = _layout(nodes_of_record(record))
+    scale = min(2.0, GIF_PIXELS / layout.size[0]) if layout.texts else 1.0
+    width = round(layout.size[0] * scale)
+    height = round((layout.size[1] + FOOT_HEIGHT) * scale)
+    timeline = Timeline(record)
+    num_turns = record.cost.turns
+    turns_played: dict[AgentId, int] = {}
+    for done in range(num_turns + 1):
+        nodes = nodes_of_part(record, turns_played)
         spent = sum(node.spent for node in nodes)
-        foot = _price(record) if done == turns else f"{done} of {turns} turns, {spent:,} tokens"
-        yield paint(_shapes(record, nodes, layout, foot, done == turns), width, height, scale, _letters)
-        ready = [(node.agent_id, played.get(node.agent_id, 0)) for node in nodes if node.status is Status.READY]
+        has_ended = done == num_turns
+        foot = _describe_cost(record) if has_ended else f"{done} of {num_turns} turns, {spent:,} tokens"
+        yield paint(_shapes(record, nodes, layout, foot, has_ended), width, height, scale, _letters)
+        ready = [(node.agent_id, turns_played.get(node.agent_id, 0)) for node in nodes if node.status is Status.READY]
         if ready:
-            agent_id = clock.first_to_end(ready)
-            played[agent_id] = played.get(agent_id, 0) + 1
+            agent_id = timeline.first_to_end(ready)
+            turns_played[agent_id] = turns_played.get(agent_id, 0) + 1
 
 
 def gif(record: EpisodeRecord) -> bytes:
-    """The frames as a GIF that plays on; what colours it has are those of the frames, the most frequent 256 of them."""
-    drawn = list(frames(record))
-    codes = [(frame.astype(np.uint32) << np.array([16, 8, 0], np.uint32)).sum(-1, dtype=np.uint32) for frame in drawn]
+    """Return the frames as a GIF that repeats. Its palette has the 256 most frequent colours of the frames."""
+    codes = []
+    for frame in frames(record):
+        # One integer for red, green and blue.
+        shifted = frame.astype(np.uint32) << np.array([16, 8, 0], np.uint32)
+        codes.append(shifted.sum(-1, dtype=np.uint32))
     colours, counts = np.unique(np.concatenate([code.ravel() for code in codes]), return_counts=True)
-    kept = np.sort(colours[np.argsort(-counts, kind="stable")[:256]])
-    table = _nearest(_rgb(colours), _rgb(kept))
+    palette = np.sort(colours[np.argsort(-counts, kind="stable")[:256]])
+    table = _nearest(_rgb(colours), _rgb(palette))
     images = []
     for code in codes:
         image = Pillow.fromarray(table[np.searchsorted(colours, code)])
-        image.putpalette(_rgb(kept).astype(np.uint8).tobytes())
+        image.putpalette(_rgb(palette).astype(np.uint8).tobytes())
         images.append(image)
     stream = BytesIO()
-    times = [FRAME_MS] * (len(images) - 1) + [LAST_MS]
+    times = [FRAME_MS] * (len(images) - 1) + [LAST_FRAME_MS]
     images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=times, loop=0, optimize=False)
     return stream.getvalue()
 
@@ -106,32 +116,34 @@ def _rgb(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
     return np.stack([(codes >> shift) & 255 for shift in (16, 8, 0)], -1).astype(np.int64)
 
 
-def _nearest(colours: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """For every colour the number of the nearest that is kept."""
+def _nearest(colours: NDArray[np.int64], palette: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return for each colour the index of the nearest colour of the palette."""
+    # In parts, since all pairs of colours at once take too much memory.
     parts = np.array_split(colours, 1 + len(colours) // 4096)
-    found = [((part[:, None] - kept) ** 2).sum(-1).argmin(1) for part in parts]
-    return np.concatenate(found).astype(np.uint8)
+    indices = [((part[:, None] - palette) ** 2).sum(-1).argmin(1) for part in parts]
+    return np.concatenate(indices).astype(np.uint8)
 
 
 def _layout(nodes: Sequence[Node]) -> Layout:
     layout = Layout.with_texts(nodes)
-    if layout.size[0] <= LARGEST[0] and layout.size[1] <= LARGEST[1]:
-        lacking = max(0.0, LEAST_WIDTH - layout.size[0])
+    if layout.size[0] <= MAX_SIZE[0] and layout.size[1] <= MAX_SIZE[1]:
+        lacking = max(0.0, MIN_WIDTH - layout.size[0])
         places = {agent_id: (x + lacking / 2, y) for agent_id, (x, y) in layout.places.items()}
         return replace(layout, places=places, size=(layout.size[0] + lacking, layout.size[1]))
     rows = 1 + max(node.agent_id.depth for node in nodes)
-    return Layout.fitted(nodes, LARGEST[0], int(min(LARGEST[1], 2 * MARGIN + rows * 2 * (BOX_HEIGHT + DOWN))))
+    return Layout.fitted(nodes, MAX_SIZE[0], int(min(MAX_SIZE[1], 2 * MARGIN + rows * 2 * (BOX_HEIGHT + DOWN))))
 
 
 def _shapes(
-    record: EpisodeRecord, nodes: Sequence[Node], layout: Layout, foot: str, ended: bool = True
+    record: EpisodeRecord, nodes: Sequence[Node], layout: Layout, foot: str, has_ended: bool = True
 ) -> Iterator[Shape]:
-    critical = {agent_id for agent_id, _ in Clock(record).critical} if ended else set[AgentId]()
+    critical = {agent_id for agent_id, _ in Timeline(record).critical} if has_ended else set()
     yield from shapes(nodes, short_name, layout, critical)
-    yield Text(layout.size[0] / 2, layout.size[1] + BELOW - MARGIN, foot, FOOT, "sans", "middle", MUTED)
+    foot_y = layout.size[1] + FOOT_HEIGHT - MARGIN
+    yield Text(layout.size[0] / 2, foot_y, foot, FOOT_SIZE, "sans", "middle", MUTED)
 
 
-def _price(record: EpisodeRecord) -> str:
+def _describe_cost(record: EpisodeRecord) -> str:
     cost = record.cost
     clones = f"{cost.clones} clone" + "s" * (cost.clones != 1)
     return f"{cost.total_tokens:,} tokens, {clones}, critical path {cost.critical_path_tokens:,}"
@@ -180,5 +192,5 @@ def _letters(text: str, size: float, face: str) -> tuple[Mask, float]:
 
 @lru_cache
 def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
-    """The fonts that come with matplotlib, which have the marks of states too."""
+    """Return a font of matplotlib's, which have the marks of states."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / FONTS[face]), size)

@@ -1,6 +1,6 @@
-"""One page as one file: styles, scripts and data inside, and a policy that lets a browser load and run nothing else.
+"""A page as one file, with its styles, scripts and data, and a policy that forbids everything else.
 
-Whatever models wrote goes into a page as JSON, which no browser runs, and scripts show it as text alone.
+Texts of models go into a page as JSON, which no browser runs, and scripts show them only as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from selfcest_env.palette import TONES
 
-# In JSON all of them stand in strings alone. A lone surrogate, which a model may write, has no UTF-8.
+# JSON has these characters only inside strings. A lone surrogate, which a model may write, has no UTF-8.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
@@ -27,14 +27,13 @@ class Page:
     """A page.
 
     Attributes:
-        title: in the browser's tab, and in the header.
-        body: what stands below the header, a `<main id="main">` in it, as HTML of this project's own: no text of a
-            model, of a task or of a file.
+        title: title of the browser's tab and of the header.
+        body: HTML below the header, with a `<main id="main">`. It must hold no text of a model, a task or a file.
         styles, scripts: names of files in this folder, after `page.css` and `page.js`, which every page has. The
-            scripts are one module, in this order: what `page.js` defines is there for the others.
-        data: by name what `read(name)` gives a script, as JSON values.
-        lines: by name JSON values that `lines(name)` gives a script as texts, one each, so that it reads those that it
-            shows: for what is too much to read at once.
+            scripts become one module, in this order, so all of them can use the definitions of `page.js`.
+        data: JSON values by name; a script gets one with `read(name)`.
+        lines: lists of JSON values by name, for data that is too large to parse at once. A script gets the texts of a
+            list with `lines(name)`, and parses those that it shows.
     """
 
     title: str
@@ -45,7 +44,7 @@ class Page:
     lines: Mapping[str, Iterable[Any]] = field(default_factory=dict)
 
     def render(self) -> str:
-        """The page as HTML."""
+        """Return the page as HTML."""
         style = "\n".join([_colours(), *(asset(name) for name in ("page.css", *self.styles))])
         script = "\n".join(asset(name) for name in ("page.js", *self.scripts))
         policy = (
@@ -85,16 +84,17 @@ class Page:
 
 
 def dumps(value: Any) -> str:
-    """`value` as one line of JSON that can stand in a page: nothing in it ends or opens an element.
+    """Return a value as one line of JSON for a page: nothing in it ends or opens an element.
 
-    Raises `ValueError` for what JSON has no word for, infinities and NaN.
+    Raises:
+        ValueError: the value holds an infinity or NaN, which JSON lacks.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def rounded(value: float) -> float | int | None:
-    """With six digits, which no reader and no drawing tells from all; `None` for what JSON has no word for."""
+    """Return a number with six significant digits, or `None` for an infinity and NaN, which JSON lacks."""
     if isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
@@ -105,7 +105,7 @@ def _hash(text: str) -> str:
 
 
 def asset(name: str) -> str:
-    """A file of this folder."""
+    """Return the text of a file of this folder."""
     return (files(__package__) / name).read_text("utf-8")
 
 

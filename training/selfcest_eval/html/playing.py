@@ -1,7 +1,7 @@
-"""What a record does not say outright: what the environment wrote, what accounts stood at, what waited for what.
+"""Replays of stored episodes: the texts of the environment, the accounts over time, and the times of turns.
 
-The first two follow from playing the record again by the rules it was played with. Rules under which its texts make
-another episode are told by that, so several can be tried.
+A record does not hold texts and accounts, but they follow from its replay under the rules of the episode. Other rules
+make another episode of the same turns, so several rules can be tried.
 """
 
 from __future__ import annotations
@@ -17,80 +17,92 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.types import ROOT, AgentId, Message, MessageRole, Outcome, Part
 
-Place = tuple[AgentId, int]  # an agent and its turn
-Block = tuple[Message, ...]  # what the environment wrote in one go
+TurnPlace = tuple[AgentId, int]  # an agent and the index of its turn
+Block = tuple[Message, ...]  # messages of the environment between two turns
 
 
 @dataclass(frozen=True)
 class Renderer:
-    """Rules that episodes may have been played by, under whatever limits, and what reads their token ids, if any."""
+    """Rules of episodes, whose limits are those of each record.
+
+    Attributes:
+        rules: candidate rules.
+        decode: the text of token ids, if the model's tokenizer is known.
+    """
 
     rules: Rules
     decode: Callable[[Sequence[int]], str] | None = None
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What one turn changed in the accounts; `turn` is `None` for what stood before the first."""
+class LedgerChange:
+    """The accounts that one turn changed; `turn` is `None` for the accounts before the first turn."""
 
-    turn: Place | None
+    turn: TurnPlace | None
     accounts: Mapping[AgentId, Account]
 
 
 @dataclass(frozen=True)
 class ReplayedEpisode:
-    """An episode as it was played.
+    """An episode with the texts and accounts of its replay.
 
     Attributes:
-        renderer: whose rules make this episode of its texts; `None`: none of those that were tried.
-        blocks: per agent what the environment wrote before each of its turns, and after the last one if it wrote
-            something; without a renderer contents that the record has, in no particular wording.
-        ledger: the accounts over time, empty without a renderer.
+        renderer: the renderer whose rules make this episode of its turns; `None`: none of those that were tried.
+        blocks: by agent, the messages of the environment before each turn, and after the last one if there are any.
+            Without a renderer they have the contents of the record, in another wording.
+        ledger: changes of the accounts in order; empty without a renderer.
     """
 
     renderer: Renderer | None
     blocks: Mapping[AgentId, Sequence[Block]]
-    ledger: Sequence[Entry]
+    ledger: Sequence[LedgerChange]
 
 
-def play_again(record: EpisodeRecord, renderers: Sequence[Renderer], clock: Clock) -> ReplayedEpisode:
-    """The episode by the first renderer whose rules make it of its texts."""
+def replay_episode(record: EpisodeRecord, renderers: Sequence[Renderer], timeline: Timeline) -> ReplayedEpisode:
+    """Replay an episode with the first renderer whose rules make this episode of its turns."""
     for renderer in renderers:
         try:
-            return _played(record, renderer, clock)
+            return _replay(record, renderer, timeline)
         except RecordError:
             continue
-    return ReplayedEpisode(None, {agent.agent_id: _contents(record, agent.agent_id) for agent in record.agents}, ())
+    blocks = {agent.agent_id: _blocks_of_record(record, agent.agent_id) for agent in record.agents}
+    return ReplayedEpisode(None, blocks, ())
 
 
-def _played(record: EpisodeRecord, renderer: Renderer, clock: Clock) -> ReplayedEpisode:
+def _replay(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) -> ReplayedEpisode:
+    """Raises `RecordError` if the rules of the renderer make another episode."""
+
     def choose(kernel: Kernel) -> AgentId:
-        return clock.first_to_end((agent, len(kernel.agents[agent].turns)) for agent in kernel.ready())
+        return timeline.first_to_end((agent_id, len(kernel.agents[agent_id].turns)) for agent_id in kernel.ready())
 
-    entries, before, kernel = list[Entry](), dict[AgentId, Account](), None
+    changes: list[LedgerChange] = []
+    before: dict[AgentId, Account] = {}
+    kernel = None
     for kernel in replay_turns(record, renderer.rules.with_limits(record.limits), choose):
         accounts = dict(kernel.ledger.accounts)
-        changed = {agent: account for agent, account in accounts.items() if before.get(agent) is not account}
-        last = kernel.log[-1] if kernel.log else None
-        entries.append(Entry(None if last is None else (last.agent_id, last.turn), changed))
+        # Accounts are immutable, so an unchanged one is the same object.
+        changed = {agent_id: account for agent_id, account in accounts.items() if before.get(agent_id) is not account}
+        turn = (kernel.log[-1].agent_id, kernel.log[-1].turn) if kernel.log else None
+        changes.append(LedgerChange(turn, changed))
         before = accounts
     assert kernel is not None
-    return ReplayedEpisode(
-        renderer, {agent: _blocks(state.messages) for agent, state in kernel.agents.items()}, entries
-    )
+    blocks = {agent_id: _split_into_blocks(state.messages) for agent_id, state in kernel.agents.items()}
+    return ReplayedEpisode(renderer, blocks, changes)
 
 
-def _blocks(messages: Sequence[Message]) -> list[Block]:
-    blocks = [list[Message]()]
+def _split_into_blocks(messages: Sequence[Message]) -> list[Block]:
+    blocks: list[list[Message]] = [[]]
     for message in messages:
         if message.role is MessageRole.ASSISTANT:
             blocks.append([])
         else:
             blocks[-1].append(message)
-    return [tuple(block) for block in (blocks if blocks[-1] else blocks[:-1])]
+    if not blocks[-1]:
+        blocks.pop()
+    return [tuple(block) for block in blocks]
 
 
-def _contents(record: EpisodeRecord, agent_id: AgentId) -> list[Block]:
+def _blocks_of_record(record: EpisodeRecord, agent_id: AgentId) -> list[Block]:
     agent = record.by_id[agent_id]
     documents = record.task.context if agent_id == ROOT and not record.limits.delegation else {}
     documents = {**documents, **{key: record.task.context[key] for key in agent.shared_context}}
@@ -99,56 +111,60 @@ def _contents(record: EpisodeRecord, agent_id: AgentId) -> list[Block]:
         parts += [Part(f"\n\n{key}:\n", True), Part(text)]
     blocks: list[Block] = [(Message(MessageRole.USER, tuple(parts)),)]
     for turn in agent.turns[:-1]:
-        facts, parts = turn.facts, []
+        facts = turn.facts
+        parts = []
         for child_id in facts.children:
             child = record.by_id[child_id]
-            said = Part(f"({child.status})", True) if child.reply is None else Part(child.reply)
-            parts += [Part(f"{child_id}: ", True), said, Part("\n", True)]
+            reply = Part(f"({child.status})", True) if child.reply is None else Part(child.reply)
+            parts += [Part(f"{child_id}: ", True), reply, Part("\n", True)]
         if facts.outcome is Outcome.READ:
-            parts.append(Part("(the documents that it asked for)", True))
-        faults = [*([facts.fault] if facts.fault is not None else []), *facts.refused.values()]
-        parts += [Part(f"({fault})\n", True) for fault in faults]
+            parts.append(Part("(the requested documents)", True))
+        faults = [facts.fault, *facts.refused.values()]
+        parts += [Part(f"({fault})\n", True) for fault in faults if fault is not None]
         blocks.append((Message(MessageRole.TOOL, tuple(parts)),))
     return blocks if agent.turns else []
 
 
-class Clock:
-    """When turns were generated, in generated tokens since the episode began, as if each token took as long.
+class Timeline:
+    """The times of turns, in generated tokens since the episode began, as if every token took as long.
 
-    A call's clones start at once, and their parent goes on when the last of them has ended: that is what
-    `Cost.critical_path_tokens` counts.
+    The clones of a call start at once, and their parent continues when the last of them has ended, as
+    `Cost.critical_path_tokens` counts it.
 
     Attributes:
         starts, ends: of every turn.
-        critical: the turns that the episode's end had to wait for.
+        critical: the turns of the critical path.
     """
 
     def __init__(self, record: EpisodeRecord) -> None:
-        self.starts: dict[Place, int] = {}
-        self.ends: dict[Place, int] = {}
-        self.critical: set[Place] = set()
+        self.starts: dict[TurnPlace, int] = {}
+        self.ends: dict[TurnPlace, int] = {}
+        self.critical: set[TurnPlace] = set()
         self._record = record
-        self._last: dict[Place, AgentId] = {}  # of a call the clone that ended last
-        self._run(ROOT, 0)
-        self._mark(ROOT)
+        self._last_clone: dict[TurnPlace, AgentId] = {}  # of each call, the clone that ended last
+        self._add_agent(ROOT, 0)
+        self._mark_critical(ROOT)
 
-    def first_to_end(self, ready: Iterable[Place]) -> AgentId:
-        """Whose turn is next, of agents that are ready: one whose turn was never played, else what ends first."""
+    def first_to_end(self, ready: Iterable[TurnPlace]) -> AgentId:
+        """Return the agent whose turn ends first, of the next turns of agents. A turn without a time comes before."""
         return min(ready, key=lambda place: (self.ends.get(place, 0), place))[0]
 
-    def _run(self, agent_id: AgentId, now: int) -> int:
+    def _add_agent(self, agent_id: AgentId, start: int) -> int:
+        """Set the times of an agent and its clones. Returns the time at which the agent ends."""
+        now = start
         for index, turn in enumerate(self._record.by_id[agent_id].turns):
             self.starts[agent_id, index] = now
-            now = self.ends[agent_id, index] = now + turn.facts.generated_tokens
-            joined = [(self._run(child, now), child) for child in turn.facts.children]
-            if joined:
-                latest = max(end for end, _ in joined)
-                self._last[agent_id, index] = next(child for end, child in joined if end == latest)
-                now = latest
+            now += turn.facts.generated_tokens
+            self.ends[agent_id, index] = now
+            end_by_clone = {child: self._add_agent(child, now) for child in turn.facts.children}
+            if end_by_clone:
+                last_clone = max(end_by_clone, key=lambda child: end_by_clone[child])
+                self._last_clone[agent_id, index] = last_clone
+                now = end_by_clone[last_clone]
         return now
 
-    def _mark(self, agent_id: AgentId) -> None:
+    def _mark_critical(self, agent_id: AgentId) -> None:
         for index in range(len(self._record.by_id[agent_id].turns)):
             self.critical.add((agent_id, index))
-            if (agent_id, index) in self._last:
-                self._mark(self._last[agent_id, index])
+            if (agent_id, index) in self._last_clone:
+                self._mark_critical(self._last_clone[agent_id, index])

@@ -1,6 +1,6 @@
-"""The page of `selfcest trace --html`: episodes to choose from, and of the chosen one all that there is to see.
+"""The page of `selfcest trace --html`: a list of episodes, and everything about the chosen one.
 
-Texts, tasks and limits that many episodes share are in the page once. The page reads what it shows, when it shows it.
+Texts, tasks and limits that many episodes share are in the page once. The page parses an episode when it shows it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Message, TurnKey
 from selfcest_eval.html.page import Page, asset, rounded
-from selfcest_eval.html.playing import Block, Clock, Place, Renderer, ReplayedEpisode, play_again
+from selfcest_eval.html.playing import (
+    Block,
+    LedgerChange,
+    Renderer,
+    ReplayedEpisode,
+    Timeline,
+    TurnPlace,
+    replay_episode,
+)
 from selfcest_training.credit.base import Credit
 
 
@@ -24,9 +32,9 @@ class EpisodeView:
 
     Attributes:
         record: the episode.
-        right: whether a study's grader found its answer right; `None`: its reward says.
-        played_as: what a study played it as, or which of several files it is of.
-        file: the number of its file: ids are an episode's own in there alone.
+        right: whether a study's grader found its answer right; `None`: its reward tells.
+        played_as: the strategy and eval set of a study, or the name of its file if there are several.
+        file: the number of its file. Episode ids are unique in a file only.
     """
 
     record: EpisodeRecord
@@ -41,11 +49,11 @@ class EpisodeView:
 
 @dataclass(frozen=True)
 class SchemeCredit:
-    """What one scheme says of the episodes.
+    """The credit of one scheme.
 
     Attributes:
         name, formula: of the scheme.
-        credits: of the groups, by file; none of a file that it cannot be computed for.
+        credits: by file, the credit of each group; empty for a file for which it cannot be computed.
     """
 
     name: str
@@ -63,52 +71,56 @@ def viewer_page(
     schemes: Sequence[SchemeCredit],
     left_out: Sequence[str] = (),
 ) -> Page:
-    """The page.
+    """Return the page.
 
     Args:
         title: of the page.
         shown: the episodes and their replays, in the order of the list.
-        renderers: see `playing.play_again`.
+        renderers: see `playing.replay_episode`.
         schemes: credit to show side by side.
-        left_out: credit that was asked for and is not shown: of which scheme, of which file, and why.
+        left_out: requested credit that is not shown: a line each with the scheme, the file and the reason.
+
+    Raises:
+        RecordError: there is no episode.
     """
     if not shown:
         raise RecordError("there is no episode to show")
-    names = _names(shown)
-    made = PageBuilder(renderers, schemes, {item.key: number for number, item in enumerate(shown)})
-    episodes = [made.episode(number, item) for number, item in enumerate(shown)]
-    rows = [made.row(name, item) for name, item in zip(names, shown, strict=True)]
+    builder = PageBuilder(renderers, schemes, {view.key: number for number, view in enumerate(shown)})
+    # Their order decides the numbers of texts in the page.
+    episodes = [builder.episode(number, view) for number, view in enumerate(shown)]
+    rows = [builder.row(name, view) for name, view in zip(_unique_names(shown), shown, strict=True)]
+    columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
     return Page(
         title,
         asset("viewer.html"),
         styles=("viewer.css",),
         scripts=("viewer.js", "viewer_tree.js", "viewer_numbers.js", "viewer_texts.js", "viewer_start.js"),
         data={
-            "index": {column: [row[i] for row in rows] for i, column in enumerate(COLUMNS)},
+            "index": columns,
             "schemes": [{"name": scheme.name, "formula": scheme.formula} for scheme in schemes],
             "left_out": list(left_out),
-            "limits": list(made.limits),
+            "limits": list(builder.limits),
         },
-        lines={"episodes": episodes, "tasks": list(made.tasks), "texts": list(made.texts)},
+        lines={"episodes": episodes, "tasks": list(builder.tasks), "texts": list(builder.texts)},
     )
 
 
-def _names(shown: Sequence[EpisodeView]) -> list[str]:
-    """Ids to link to: an episode's own, with a number where another one before it had the same.
+def _unique_names(shown: Sequence[EpisodeView]) -> list[str]:
+    """Return the ids of episodes, with a number where an episode before has the same id.
 
     Half a surrogate pair, which no address can hold, is a question mark.
     """
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     names = []
-    for item in shown:
-        name = item.record.episode_id.encode("utf-8", "replace").decode()
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
+    for view in shown:
+        name = view.record.episode_id.encode("utf-8", "replace").decode()
+        counts[name] = counts.get(name, 0) + 1
+        names.append(name if counts[name] == 1 else f"{name}~{counts[name]}")
     return names
 
 
-class _Table:
-    """Values that are stored once, each under the number that stands for it."""
+class _ValueTable:
+    """Values that are stored once, each under a number."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -126,41 +138,55 @@ class _Table:
 
 @dataclass
 class PageBuilder:
-    """JSON values of episodes, and the tables that they share."""
+    """Builds the JSON values of episodes, and the tables that they share.
+
+    Attributes:
+        renderers: see `playing.replay_episode`.
+        schemes: credit to show.
+        numbers: of all episodes, by file and id.
+        texts, tasks, limits: the shared values.
+    """
 
     renderers: Sequence[Renderer]
     schemes: Sequence[SchemeCredit]
-    numbers: Mapping[tuple[int, str], int]  # of episodes, by file and id
-    texts: _Table = field(default_factory=_Table)
-    tasks: _Table = field(default_factory=_Table)
-    limits: _Table = field(default_factory=_Table)
+    numbers: Mapping[tuple[int, str], int]
+    texts: _ValueTable = field(default_factory=_ValueTable)
+    tasks: _ValueTable = field(default_factory=_ValueTable)
+    limits: _ValueTable = field(default_factory=_ValueTable)
 
     def __post_init__(self) -> None:
-        self._credit: list[dict[tuple[int, TurnKey], Any]] = [{} for _ in self.schemes]
-        self._weight: list[dict[tuple[int, TurnKey], float]] = [{} for _ in self.schemes]
-        for said, weights, scheme in zip(self._credit, self._weight, self.schemes, strict=True):
+        # By scheme: the advantage of each turn or its tokens, or "excluded", and the weight of each turn.
+        self._advantages: list[dict[tuple[int, TurnKey], Any]] = [{} for _ in self.schemes]
+        self._weights: list[dict[tuple[int, TurnKey], float]] = [{} for _ in self.schemes]
+        for advantages, weights, scheme in zip(self._advantages, self._weights, self.schemes, strict=True):
             for file, credits in enumerate(scheme.credits):
                 for credit in credits:
-                    said |= {(file, key): _numbers(value) for key, value in credit.advantage.items()}
-                    said |= {(file, key): "excluded" for key in credit.excluded}
+                    advantages |= {(file, key): _numbers(value) for key, value in credit.advantage.items()}
+                    advantages |= {(file, key): "excluded" for key in credit.excluded}
                     weights |= {(file, key): value for key, value in credit.weight.items()}
         self._replays: dict[int, list[int]] = {}
         for (file, name), number in self.numbers.items():
-            of = replayed_episode(name)
-            if of is not None and (file, of) in self.numbers:
-                self._replays.setdefault(self.numbers[file, of], []).append(number)
+            original = self._original_number(file, name)
+            if original is not None:
+                self._replays.setdefault(original, []).append(number)
 
-    def text(self, text: str, own: bool = False) -> int:
-        """A text; `own` says that this project wrote it, and no model and no task."""
-        return self.texts.number((text, own), [text, 1] if own else [text])
+    def _original_number(self, file: int, episode_id: str) -> int | None:
+        """Return the number of the episode that this episode replays; `None`: it is no replay, or not shown."""
+        original_id = replayed_episode(episode_id)
+        return None if original_id is None else self.numbers.get((file, original_id))
 
-    def row(self, name: str, item: EpisodeView) -> tuple[Any, ...]:
-        record = item.record
-        cost, metadata = record.cost, record.task.metadata
-        of = replayed_episode(record.episode_id)
+    def text(self, text: str, is_trusted: bool = False) -> int:
+        """Return the number of a text; a trusted text is from this project, and not from a model or a task."""
+        return self.texts.number((text, is_trusted), [text, 1] if is_trusted else [text])
+
+    def row(self, name: str, view: EpisodeView) -> tuple[Any, ...]:
+        """Return the fields of `COLUMNS`."""
+        record = view.record
+        cost = record.cost
+        metadata = record.task.metadata
         return (
             name,
-            _outcome(item),
+            _outcome(view),
             str(metadata.get("family", record.task.source)),
             str(metadata.get("size", "")),
             cost.clones,
@@ -168,47 +194,32 @@ class PageBuilder:
             cost.critical_path_tokens,
             None if record.reward_terms is None else rounded(record.team_return),
             self.text(record.task.prompt),
-            None if of is None else self.numbers.get((item.file, of)),
-            item.played_as,
+            self._original_number(view.file, record.episode_id),
+            view.played_as,
         )
 
-    def episode(self, number: int, item: EpisodeView) -> dict[str, Any]:
-        record = item.record
-        clock = Clock(record)
-        played = play_again(record, self.renderers, clock)
-        if played.renderer is not None and played.renderer is not self.renderers[0]:
+    def episode(self, number: int, view: EpisodeView) -> dict[str, Any]:
+        record = view.record
+        timeline = Timeline(record)
+        replayed = replay_episode(record, self.renderers, timeline)
+        if replayed.renderer is not None and replayed.renderer is not self.renderers[0]:
             # The next episode was probably played by the same rules, so they are tried first.
-            others = [renderer for renderer in self.renderers if renderer is not played.renderer]
-            self.renderers = [played.renderer, *others]
-        places = {agent.agent_id: place for place, agent in enumerate(record.agents)}
-        terms = record.reward_terms
+            self.renderers = sorted(self.renderers, key=lambda renderer: renderer is not replayed.renderer)
+        terms = None
+        if record.reward_terms is not None:
+            terms = []
+            for name, value in record.reward_terms.items():
+                terms.append([name, rounded(value), rounded(record.weights.get(name, 1.0))])
         return {
             "task": self._task(record),
             "limits": self.limits.number(record.limits, asdict(record.limits)),
             "note": record.grade_note,
-            "terms": None
-            if terms is None
-            else [[name, rounded(value), rounded(record.weights.get(name, 1.0))] for name, value in terms.items()],
+            "terms": terms,
             "parts": {key: rounded(value) for key, value in record.returns_by_part.items()},
             "cost": {name: rounded(value) for name, value in asdict(record.cost).items()},
-            "exact": played.renderer is not None,
-            "agents": [self._agent(item, agent, played, clock) for agent in record.agents],
-            "ledger": [
-                [
-                    None if entry.turn is None else [places[entry.turn[0]], entry.turn[1]],
-                    [
-                        [
-                            places[agent_id],
-                            account.granted.total_tokens,
-                            account.spent.total_tokens,
-                            account.reserved.total_tokens,
-                            account.lent.total_tokens,
-                        ]
-                        for agent_id, account in entry.accounts.items()
-                    ],
-                ]
-                for entry in played.ledger
-            ],
+            "exact": replayed.renderer is not None,
+            "agents": [self._agent(view, agent, replayed, timeline) for agent in record.agents],
+            "ledger": _ledger(record, replayed.ledger),
             "replays": self._replays.get(number, []),
         }
 
@@ -226,8 +237,10 @@ class PageBuilder:
         }
         return self.tasks.number(repr(value), value)
 
-    def _agent(self, item: EpisodeView, agent: AgentRecord, played: ReplayedEpisode, clock: Clock) -> dict[str, Any]:
-        blocks = played.blocks[agent.agent_id]
+    def _agent(
+        self, view: EpisodeView, agent: AgentRecord, replayed: ReplayedEpisode, timeline: Timeline
+    ) -> dict[str, Any]:
+        blocks = replayed.blocks[agent.agent_id]
         rest = blocks[len(agent.turns) :]
         return {
             "id": str(agent.agent_id),
@@ -237,26 +250,39 @@ class PageBuilder:
             "reply": None if agent.reply is None else self.text(agent.reply),
             "after": self._block(rest[0]) if rest else None,
             "turns": [
-                self._turn(item, (agent.agent_id, index), turn, blocks[index], played, clock)
+                self._turn(view, (agent.agent_id, index), turn, blocks[index], replayed, timeline)
                 for index, turn in enumerate(agent.turns)
             ],
         }
 
     def _turn(
-        self, item: EpisodeView, place: Place, turn: Turn, block: Block, played: ReplayedEpisode, clock: Clock
+        self,
+        view: EpisodeView,
+        place: TurnPlace,
+        turn: Turn,
+        block: Block,
+        replayed: ReplayedEpisode,
+        timeline: Timeline,
     ) -> dict[str, Any]:
-        facts, generation, (agent_id, index) = turn.facts, turn.generation, place
-        key = item.file, TurnKey(item.record.episode_id, agent_id, index)
-        credit = [said.get(key) for said in self._credit]
-        by_turn = [(name, of[agent_id][index]) for name, of in item.record.by_turn.items() if agent_id in of]
+        facts = turn.facts
+        generation = turn.generation
+        agent_id, index = place
+        key = (view.file, TurnKey(view.record.episode_id, agent_id, index))
+        credit = [advantages.get(key) for advantages in self._advantages]
+        has_token_credit = any(isinstance(advantage, list) for advantage in credit)
+        rewards = []
+        for name, values_by_agent in view.record.by_turn.items():
+            if agent_id in values_by_agent and values_by_agent[agent_id][index]:
+                rewards.append([name, rounded(values_by_agent[agent_id][index])])
+        # The page needs no key for an empty value.
         optional = {
             "fault": None if facts.fault is None else str(facts.fault),
             "children": [str(child) for child in facts.children],
             "refused": {str(position + 1): str(fault) for position, fault in facts.refused.items()},
-            "critical": int(place in clock.critical),
-            "adds": [[name, rounded(value)] for name, value in by_turn if value],
-            "weight": {str(i): weights[key] for i, weights in enumerate(self._weight) if key in weights},
-            "pieces": _pieces(turn, played.renderer) if any(isinstance(said, list) for said in credit) else None,
+            "critical": int(place in timeline.critical),
+            "adds": rewards,
+            "weight": {str(i): weights[key] for i, weights in enumerate(self._weights) if key in weights},
+            "pieces": _token_texts(turn, replayed.renderer) if has_token_credit else None,
             "credit": credit,
         }
         return {
@@ -267,38 +293,55 @@ class PageBuilder:
             "max": facts.max_new_tokens,
             "stop": str(facts.finish_reason),
             "outcome": str(facts.outcome),
-            "at": clock.starts[place],
+            "at": timeline.starts[place],
             "version": generation.policy_version,
             "temperature": generation.temperature,
             **{name: value for name, value in optional.items() if value},
         }
 
     def _block(self, block: Iterable[Message]) -> list[Any]:
-        return [
-            [str(message.role), *(self.text(part.text, part.trusted) for part in message.parts if part.text)]
-            for message in block
-        ]
+        messages = []
+        for message in block:
+            texts = [self.text(part.text, part.trusted) for part in message.parts if part.text]
+            messages.append([str(message.role), *texts])
+        return messages
 
 
-def _outcome(item: EpisodeView) -> str:
-    record = item.record
+def _ledger(record: EpisodeRecord, ledger: Sequence[LedgerChange]) -> list[Any]:
+    """Return a list of each change: its turn, and the tokens of each changed account."""
+    numbers = {agent.agent_id: number for number, agent in enumerate(record.agents)}
+    changes: list[Any] = []
+    for change in ledger:
+        accounts = []
+        for agent_id, account in change.accounts.items():
+            amounts = (account.granted, account.spent, account.reserved, account.lent)
+            accounts.append([numbers[agent_id], *(amount.total_tokens for amount in amounts)])
+        turn = None if change.turn is None else [numbers[change.turn[0]], change.turn[1]]
+        changes.append([turn, accounts])
+    return changes
+
+
+def _outcome(view: EpisodeView) -> str:
+    record = view.record
     if record.root.failed:
         return str(record.root.status).replace("_", " ")
-    if item.right is not None:
-        return "right" if item.right else "wrong"
+    if view.right is not None:
+        return "right" if view.right else "wrong"
     correct = (record.reward_terms or {}).get("correct")
     if correct is None:
         return "answered"
-    return "right" if correct >= 1 else "partly right" if correct > 0 else "wrong"
+    if 0 < correct < 1:
+        return "partly right"
+    return "right" if correct >= 1 else "wrong"
 
 
-def _pieces(turn: Turn, renderer: Renderer | None) -> list[str] | None:
-    """The text of each token, `None` where they are not known or do not add up to what was written."""
+def _token_texts(turn: Turn, renderer: Renderer | None) -> list[str] | None:
+    """Return the text of each token; `None`: the tokenizer is unknown, or they do not add up to the turn's text."""
     if renderer is None or renderer.decode is None:
         return None
-    pieces = [renderer.decode((token,)) for token in turn.generation.token_ids]
-    return pieces if "".join(pieces) == turn.generation.text else None
+    texts = [renderer.decode((token,)) for token in turn.generation.token_ids]
+    return texts if "".join(texts) == turn.generation.text else None
 
 
 def _numbers(value: float | tuple[float, ...]) -> Any:
-    return [rounded(float(one)) for one in value] if isinstance(value, tuple) else rounded(float(value))
+    return [rounded(float(number)) for number in value] if isinstance(value, tuple) else rounded(float(value))
