@@ -102,6 +102,7 @@ class ChatCodec:
         for trusted, neighbours in itertools.groupby(parts, key=lambda part: part.trusted):
             texts = [part.text for part in neighbours]
             if trusted:
+                # Adjacent texts of the template are encoded as one text, as in the whole conversation.
                 ids += self._encoder.encode_trusted("".join(texts))
             else:
                 for text in texts:

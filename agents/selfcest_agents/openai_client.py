@@ -162,6 +162,8 @@ class Client(Generic[T]):
         self._semaphore = asyncio.Semaphore(config.max_concurrent)
         self._logged_wait_end = 0.0  # time of the event loop at which the wait that was last logged ends
         self._name_by_future: dict[Future[tuple[T | InfrastructureError, ServerCounts]], str] = {}
+        # Players are synchronous, so the event loop of the HTTP client runs in a thread. It is a daemon thread, because
+        # a client that was not closed must not keep the process alive.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="selfcest-client", daemon=True)
         self._thread.start()
@@ -270,6 +272,7 @@ class Client(Generic[T]):
                         "request %r to %s failed (%s); attempt %d of %d in %.1f s",
                         *(name, self._http.base_url, failure, attempt + 1, max_retries + 1, delay),
                     )
+                # The request keeps its place in the semaphore, so that a busy server does not get another one instead.
                 await asyncio.sleep(delay)
 
     async def _post(self, path: str, content: bytes) -> Any:
@@ -327,6 +330,7 @@ class Client(Generic[T]):
 
     def _compute_delay(self, name: str, attempt: int, retry_after_s: float) -> float:
         """Return the seconds to wait after attempt number `attempt` (from 0) failed."""
+        # The jitter spreads requests that failed together. It is keyed by the name, so that runs repeat.
         jitter = random.Random(stream_seed("backoff", name, attempt)).uniform(0.5, 1.0)
         backoff: float = min(self.config.backoff_s * 2**attempt, self.config.max_backoff_s) * jitter
         return max(backoff, min(retry_after_s, self.config.max_backoff_s))

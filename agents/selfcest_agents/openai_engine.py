@@ -104,6 +104,7 @@ class OpenAIEngine(_ClientOwner[Completion]):
                     if isinstance(completion, FailedRequest) and completion.key == request.key:
                         raise completion.error
         finally:
+            # A later poll must not return the result of this request.
             self.cancel([request.key])
 
     def submit(self, requests: Sequence[TokenRequest]) -> None:
@@ -139,6 +140,7 @@ class OpenAIEngine(_ClientOwner[Completion]):
             "seed": request.seed % 2**SEED_BITS,
             "logprobs": 1,
             "return_token_ids": True,
+            # Only the given stop ids end a sequence, not the end-of-sequence id of the server's model.
             "stop_token_ids": sorted(self._stop_ids),
             "ignore_eos": True,
         }

@@ -143,7 +143,7 @@ class ChatLanguage(ChatOptions):
             "AutoModelForCausalLM",
             folder or self.checkpoint,
             dtype=getattr(torch, dtype or self.dtype),
-            use_safetensors=None if self.allow_pickle else True,
+            use_safetensors=None if self.allow_pickle else True,  # None: safetensors if there are any
             **options,
         )
         loaded: PreTrainedModel = model.to(self.device).eval()

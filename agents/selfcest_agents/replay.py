@@ -60,6 +60,7 @@ class ReplayRequest:
         return replay_seed(self.replay, self.seed, agent_id, turn)
 
     def __reduce__(self) -> tuple[type[ReplayRequest], tuple[Replay, EpisodeRecord]]:
+        # `past` is a closure, which cannot be pickled.
         return ReplayRequest, (self.replay, self.record)
 
 

@@ -219,7 +219,7 @@ def rollout(
     """
     if len({request.episode_id for request in requests}) != len(requests):
         raise PolicyError("found an episode id twice in one rollout; episode ids must be unique")
-    waiting = list(reversed(requests))
+    waiting = list(reversed(requests))  # a stack with the first request on top
     playing: dict[str, _Episode] = {}
     result_by_id: dict[str, EpisodeRecord | FailedEpisode] = {}
     idle_polls = 0

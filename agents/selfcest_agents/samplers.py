@@ -114,7 +114,7 @@ class SamplerByRole:
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """See `WeightSyncTarget`. Every role gets the same weights."""
-        weights = list(weights)
+        weights = list(weights)  # an iterator could be read only once
         for sampler in self.by_role.values():
             sampler.push(weights, policy_version)
 

@@ -122,6 +122,7 @@ class RandomActor(Checked):
             raise ConfigError(f"p_answer, p_delegate, p_read are {chances}; expected chances adding up to at most 1")
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        # The order of the draws must not change, because episodes are pinned by their seed.
         thought = _noise(rng, int(rng.integers(0, 12)))
         draw = rng.random()
         if draw < self.p_answer:

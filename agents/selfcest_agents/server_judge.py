@@ -74,6 +74,7 @@ class ServerJudge(ProcessTerm, Checked):
                 while answers := client.poll():
                     for name, answer in answers:
                         rewards[name] = answer if isinstance(answer, InfrastructureError) else self._read_reward(answer)
+                # The client has already retried failures of the server, so only answers without a mark are repeated.
                 waiting = {name: step for name, step in waiting.items() if isinstance(rewards[name], _NoMarkError)}
         return [rewards.get(str(n), 0.0) for n in range(len(steps))]
 

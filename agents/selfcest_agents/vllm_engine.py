@@ -153,6 +153,7 @@ class VllmEngine:
                 self._engine.collective_rpc("receive_selfcest_weights", args=(message,))
         except Exception as error:
             raise PolicyError(f"vLLM did not load the weights of policy_version {policy_version}: {error}") from error
+        # Running requests recompute their context with the new weights.
         self._engine.reset_prefix_cache(reset_running_requests=True)
         self.policy_version = policy_version
 

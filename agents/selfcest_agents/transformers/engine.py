@@ -157,6 +157,7 @@ class TransformersEngine:
         check_weights(shapes, {name: parameter.shape for name, parameter in parameters.items()})
         with torch.no_grad():
             for name, tensor in tensors.items():
+                # A learner that shares the model sends its own parameters, which need no copy.
                 if tensor.data_ptr() != parameters[name].data_ptr():
                     parameters[name].copy_(tensor)
 
@@ -217,6 +218,7 @@ class TransformersEngine:
     def _admit(self) -> None:
         """Move waiting requests into free slots, unless there are so few that it is better to wait for more."""
         num_admitted = min(len(self._waiting), self._max_batch_size - self._num_live)
+        # A prefill is worth its cost if it adds at least an eighth of the live sequences.
         is_worthwhile = 8 * num_admitted >= self._num_live or self._steps_since_admission >= PATIENCE_STEPS
         if not num_admitted or not is_worthwhile:
             return
@@ -325,6 +327,7 @@ class TransformersEngine:
                     finished.append(sequence.completion(FinishReason.LENGTH))
                 else:
                     live_by_token.setdefault(token, []).append(sequence)
+            # A context that older weights have computed must not be reused with the current ones.
             if len(finished) > num_finished and row[0].policy_version == self.policy_version:
                 self._store_prefix(slot, row[0].ids[:-1])
             # The first token continues in this slot, and every other token in a new slot with a copy of the cache.
@@ -337,6 +340,7 @@ class TransformersEngine:
 
     def _release(self, slots: Sequence[int]) -> None:
         """Free these slots, and move the last rows into the gaps."""
+        # From the last slot to the first, so that a row that moves into a gap is never one that is freed.
         for slot in sorted(slots, reverse=True):
             last = self._rows.pop()
             if slot < len(self._rows):
@@ -356,6 +360,7 @@ class TransformersEngine:
             [rows, vocabulary] logits of the last token of each row.
         """
         self._cache.prepare(first_slot, positions, length)
+        # A token attends to all cached positions up to its own.
         visible = torch.arange(length, device=ids.device) <= positions[:, :, None]
         dtype = self._model.dtype
         mask = torch.zeros(visible.shape, dtype=dtype, device=ids.device)

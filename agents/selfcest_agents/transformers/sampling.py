@@ -38,6 +38,7 @@ def draw(
         largest, likeliest = logits.max(dim=-1)
         return likeliest[rows], torch.where(largest.isnan(), largest.double(), 0.0)[rows]
     if bool((temperatures != 1).any()):
+        # The largest logit is subtracted first, because a small temperature could otherwise overflow.
         scales = torch.where(is_greedy, 1.0, temperatures).clamp_(min=torch.finfo(torch.float32).tiny)
         logits = logits.sub(logits.amax(dim=-1, keepdim=True)).div_(scales[:, None].float())
     weights = logits.softmax(dim=-1)
@@ -50,6 +51,7 @@ def draw(
         block_sums = torch.cat([block_sums, weights[:, complete:].sum(dim=-1, keepdim=True)], dim=-1)
     block_edges = block_sums.cumsum(dim=-1, dtype=torch.float64)[rows]
     total = block_edges[:, -1]
+    # The first search finds the block, and the second one the id within it.
     block_index, remainder = _find_bins(block_edges, uniforms * total)
     columns = block_index[:, None] * block + torch.arange(block, device=weights.device)
     block_weights = weights[rows[:, None], columns.clamp(max=width - 1)].double().masked_fill_(columns >= width, 0.0)
