@@ -118,7 +118,7 @@ def check_reachable(config: ServerConfig) -> None:
     except _CONNECTION_ERRORS as error:
         raise ConfigError(
             f"cannot connect to {config.base_url} ({type(error).__name__}: {error}); start the server, or correct "
-            "base_url"
+            "its address (base_url or --server)"
         ) from error
     except httpx2.HTTPError:
         pass  # The server accepted the connection. The first request reports any further problem.
