@@ -17,7 +17,7 @@ from rich.console import Console
 
 from selfcest_cli.report import report_page
 from selfcest_cli.trace import renderers_of
-from selfcest_eval.play.results import dump
+from selfcest_eval.play.results import dump_line
 from selfcest_eval.report import page as page_of_report
 from selfcest_eval.report import serve
 from selfcest_eval.report.serve import served
@@ -241,7 +241,7 @@ def harmed(run: RunConfig, folder: Path) -> Path:
         for line in path.read_text(encoding="utf-8").splitlines():
             data = json.loads(line)
             signed = data.pop("sha256", None) is not None
-            lines.append(dump(harm(data)) if signed else json.dumps(harm(data)) + "\n")
+            lines.append(dump_line(harm(data)) if signed else json.dumps(harm(data)) + "\n")
         path.write_text("".join(lines), encoding="utf-8")
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(harm(yaml.safe_load(config.read_text(encoding="utf-8")))), encoding="utf-8")

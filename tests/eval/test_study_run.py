@@ -458,9 +458,12 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
             ["costs.x.options", "discount is 1.5"],
         ),
         ({"costs": {"x": {"name": "study_players:Noise"}}}, ["Noise is no subclass of", "EpisodeCost"]),
-        ({"compared": ["total_token"]}, ["compared names no cost 'total_token'", "Did you mean 'total_tokens'"]),
+        (
+            {"compared": ["total_token"]},
+            ["compared has 'total_token', which is no cost", "Did you mean 'total_tokens'"],
+        ),
         ({"min_difference": -0.1}, ["min_difference is -0.1"]),
-        ({"arms": {}}, ["unknown config key 'arms'", "'strategies'; rename"]),
+        ({"arms": {}}, ["unknown config key 'arms'", "rename it to 'strategies'"]),
         ({"cells": []}, ["cells is now called eval_sets: write eval_sets: []"]),
         ({"tries": 3}, ["tries is now called max_retries: write max_retries: 2"]),
         ({"max_unplayable_share": 0.5}, ["max_unplayable_share is now called max_failed_fraction", "0.5"]),
@@ -706,7 +709,7 @@ def test_a_number_that_turned_into_another_is_an_error(tmp_path: Path, finished:
     changed = re.sub(rb'"total_tokens":(\d)', lambda found: b'"total_tokens":%d' % (9 - int(found[1])), whole, count=1)
     number = next(i for i, (a, b) in enumerate(zip(whole.split(b"\n"), changed.split(b"\n"), strict=True), 1) if a != b)
     file.write_bytes(changed)
-    with pytest.raises(RecordError, match=rf"results.jsonl, line {number}: damaged: it is not what was written"):
+    with pytest.raises(RecordError, match=rf"results.jsonl, line {number}: damaged: its digest does not match"):
         list(read_results(file))
     with pytest.raises(RecordError, match=rf"line {number}: damaged: .* --resume plays it again"):
         run(small(tmp_path), resume=True)
@@ -835,7 +838,7 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"swept": "clones"}, ["swept is 'clones'", "one of total_tokens, generated_tokens"]),
         ({"seeds": [1, 1]}, ["seeds is [1, 1]"]),
         ({"episodes": 0}, ["episodes is 0"]),
-        ({"episodes": None}, ["episodes is null", "no end of tasks"]),
+        ({"episodes": None}, ["episodes is null", "endlessly many tasks"]),
         ({"confidence": 1.0}, ["confidence is 1.0"]),
         ({"temperature": -1.0}, ["temperature is -1"]),
         ({"name": "a/b"}, ["name is 'a/b'"]),
@@ -848,7 +851,7 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"subject": "delegat"}, ["subject is 'delegat'", "Did you mean 'delegate'"]),
         ({"policy": None}, ["strategies.delegate has no policy"]),
         ({"policy": {"name": "modle"}}, ["unknown policy 'modle'", "Did you mean 'model'"]),
-        ({"policy": {"name": "model"}}, ["policy.options", "needs a folder"]),
+        ({"policy": {"name": "model"}}, ["policy.options", "neither folder nor model is given"]),
         (
             {"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}},
             ["Guess lacks fingerprint(), load(), rules(), seeded"],
@@ -890,7 +893,7 @@ def test_a_study_that_never_played_is_begun_again(tmp_path: Path, serve: Serve) 
         run(data)
     assert (tmp_path / "s" / "study.yaml").is_file()
     server["base_url"] = serve(lambda path, body, n: Reply({"error": "down"}, status=500)).url  # there at the start
-    with pytest.raises(InfrastructureError, match="2 of 2 instances could not .*; look at the server"):
+    with pytest.raises(InfrastructureError, match="2 of 2 instances could not .*; check the server"):
         run(data)
     server["base_url"] = serve(lambda path, body, n: chat("Answer: 7")).url
     assert run(data) == tmp_path / "s"
@@ -997,7 +1000,7 @@ def _louder(say: Callable[..., Any], role: Role) -> Callable[..., Any]:
 
 def test_folders_that_hold_no_policy(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b" / "c" / "d"
-    for words in ("d, and there is none; train first", "says which model it is; train first"):
+    for words in ("d, which does not exist; train first", "with the config of its model; train first"):
         with pytest.raises(ConfigError, match=rf"policy.options.*{words}"):
             run(small(tmp_path, policy={"name": "model", "options": {"folder": str(folder)}}))
         folder.mkdir(parents=True, exist_ok=True)
@@ -1067,7 +1070,7 @@ def test_a_cut_line_of_results_is_skipped_with_a_warning_and_a_lost_task_is_name
     with pytest.warns(UserWarning, match=rf"results.jsonl, line {len(lines)}, was cut and is skipped"):
         assert list(read_results(file, whole=True, experts=True)) == results[:-1]
     file.write_bytes(b"".join(lines[1:]))
-    with pytest.raises(RecordError, match=r"played.jsonl has lost a task or a document \(\w+\); remove the file"):
+    with pytest.raises(RecordError, match=r"played.jsonl lacks a task or a document \(\w+\); remove the file"):
         run(small(tmp_path), resume=True)
 
 

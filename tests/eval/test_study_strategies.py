@@ -22,7 +22,7 @@ from selfcest_env.tasks.quote import Quote
 from selfcest_env.types import Fault, FinishReason, Limits, Outcome, Status, Task
 from selfcest_eval.play.costs import WALL, costs_of
 from selfcest_eval.play.policies import PolicySource
-from selfcest_eval.play.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
+from selfcest_eval.play.samples import BestOfN, SelfConsistency, find_remaining_limits, majority, normal_form
 from selfcest_eval.play.scripted_roots import MapReduce, OracleDecomposition, SpawnJoin
 from selfcest_eval.play.strategies import (
     STRATEGIES,
@@ -110,7 +110,7 @@ def test_costs_of_samples() -> None:
     }  # fmt: skip
 
 
-def test_samples_stop_when_what_is_left_could_not_pay_another() -> None:
+def test_samples_stop_when_find_remaining_limits_could_not_pay_another() -> None:
     # A sample costs 4 + 10 = 14 tokens: of 50 three, 8 are left.
     for budget, count in ((50, 3), (56, 4), (14, 1), (27, 1), (28, 2)):
         limits = replace(LIMITS, total_tokens=budget)
@@ -118,14 +118,16 @@ def test_samples_stop_when_what_is_left_could_not_pay_another() -> None:
         assert len(episodes) == count, budget
 
 
-def test_what_is_left_by_hand() -> None:
+def test_find_remaining_limits_by_hand() -> None:
     (episodes,) = play(SelfConsistency(samples=2), guesses(1), Known(right=1.0, tokens=10))
     limits = replace(LIMITS, total_tokens=60, generated_tokens=40)
-    assert what_is_left(limits, ()) == limits
-    assert what_is_left(limits, episodes) == replace(limits, total_tokens=60 - 28, generated_tokens=40 - 20)
-    assert what_is_left(replace(limits, total_tokens=41), episodes) is None  # 13 are left, and 14 are needed
-    assert what_is_left(replace(limits, generated_tokens=31, answer_reserve=12), episodes) is None  # 11, the reserve 12
-    assert what_is_left(replace(limits, total_tokens=None), episodes) == replace(
+    assert find_remaining_limits(limits, ()) == limits
+    assert find_remaining_limits(limits, episodes) == replace(limits, total_tokens=60 - 28, generated_tokens=40 - 20)
+    assert find_remaining_limits(replace(limits, total_tokens=41), episodes) is None  # 13 are left, and 14 are needed
+    assert (
+        find_remaining_limits(replace(limits, generated_tokens=31, answer_reserve=12), episodes) is None
+    )  # 11, the reserve 12
+    assert find_remaining_limits(replace(limits, total_tokens=None), episodes) == replace(
         limits, total_tokens=None, generated_tokens=20
     )
 
@@ -363,7 +365,7 @@ def test_a_class_that_is_no_strategy() -> None:
         ),
         ("spawn_join", {"temperature": 0.0}, "all threads would be equal"),
         ("self_consistency", {"temperature": 0.0}, "all samples would be equal"),
-        ("oracle_decomposition", {"source": object()}, "object has no expert to play the root"),
+        ("oracle_decomposition", {"source": object()}, "object has no expert, which the strategy needs"),
     ],
 )
 def test_strategies_that_could_not_be_what_they_are_named_for(

@@ -105,7 +105,7 @@ def test_training_configs_draw_and_judge_their_tasks(name: str, data: Path) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_studies_are_built_up_to_the_models(name: str, data: Path) -> None:
     overrides = ["episodes=1"]
-    with pytest.raises(ConfigError, match=rf"there is no .*runs/paper_{name}/config.yaml that says which model it is"):
+    with pytest.raises(ConfigError, match=rf"there is no .*runs/paper_{name}/config.yaml with the config of its model"):
         Study(load_study(CONFIGS / f"{name}_frontier.yaml", overrides))
     assert not list(Path.cwd().iterdir())
 

@@ -19,7 +19,7 @@ from selfcest_agents.language import language_of
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_eval.play.config import load_study
-from selfcest_eval.play.policies import ModelPolicy, policy_named
+from selfcest_eval.play.policies import ModelPolicy, parse_policy
 from selfcest_training import shipped
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config
@@ -118,7 +118,7 @@ def test_the_names_in_the_help_are_those_that_there_are(selfcest: Console) -> No
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_study_names_them_as_solve_does(variant: str, tmp_path: Path) -> None:
-    assert policy_named(variant) == PlugIn("model", {"folder": variant})
+    assert parse_policy(variant) == PlugIn("model", {"folder": variant})
     policy = ModelPolicy(folder=variant)
     assert not policy.seeded
     assert policy.fingerprint(0) == ModelPolicy(folder=str(QUICK / variant / "seed0" / "model")).fingerprint(0)
@@ -140,7 +140,7 @@ def test_a_model_of_ones_own_under_such_a_name_is_neither_taken_nor_passed_over(
     selfcest: Console, tmp_path: Path
 ) -> None:
     Path("deciding").mkdir()
-    assert policy_named("deciding") == PlugIn("model", {"folder": "deciding"}), "texts, say: no model lies there"
+    assert parse_policy("deciding") == PlugIn("model", {"folder": "deciding"}), "texts, say: no model lies there"
     ModelPolicy(folder="deciding").load(0).close()
     language = language_of(PlugIn("tiny"))
     language.save(language.load(3), Path("deciding"))
@@ -155,8 +155,8 @@ def test_a_model_of_ones_own_under_such_a_name_is_neither_taken_nor_passed_over(
 
 def test_a_policy_longer_than_any_path_is_refused_in_one_line() -> None:
     """It was a traceback; tests/stress/fuzz.py found it."""
-    with pytest.raises(ConfigError, match=r"policy is 'a{40}'\.\.\., which no path can be: File name too long"):
-        policy_named("a" * 5000)
+    with pytest.raises(ConfigError, match=r"policy is 'a{40}'\.\.\., which cannot be a path: File name too long"):
+        parse_policy("a" * 5000)
 
 
 # How they get there

@@ -28,7 +28,7 @@ from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_eval.html.playing import Renderer
 from selfcest_eval.html.viewer import EpisodeView, viewer_page
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.policies import check_servers, make_policy, policy_named, run_file, variant_of
+from selfcest_eval.play.policies import check_servers, make_policy, parse_policy, run_file, variant_of
 from selfcest_training.config_file import apply_override, load_stored_config, parse_as
 from selfcest_training.files import open_for_append
 from selfcest_training.shipped import find_model_folder
@@ -159,7 +159,7 @@ def _find_policy(policy: str) -> tuple[PlugIn, Limits]:
             f"--policy {policy} is not a model: the folder has no config.json; expected the model folder of a run, as "
             "in runs/quick/delegating/seed0/model, or a folder written by save_pretrained"
         )
-    plug_in = policy_named(policy)
+    plug_in = parse_policy(policy)
     # Only the model of a run has this option.
     if "folder" not in plug_in.options:
         return plug_in, Limits()

@@ -273,7 +273,7 @@ def renderers_of(file: Path) -> list[Renderer]:
     """
     from selfcest_agents.language import language_of
     from selfcest_agents.tiny import TinyLanguage
-    from selfcest_eval.play.policies import LEAST
+    from selfcest_eval.play.policies import MINIMAL_LIMITS
     from selfcest_training.config_file import load_stored_config
 
     renderers: list[Renderer] = []
@@ -284,7 +284,7 @@ def renderers_of(file: Path) -> list[Renderer]:
     renderers.append(_language_renderer(TinyLanguage()))
     for protocol in (HermesProtocol(), TerseProtocol()):
         for counter in (WordCounter(), ByteCounter()):
-            renderers.append(Renderer(Rules(LEAST, protocol, counter)))
+            renderers.append(Renderer(Rules(MINIMAL_LIMITS, protocol, counter)))
     return renderers
 
 
@@ -301,6 +301,6 @@ def _find_run_config(file: Path) -> Path | None:
 
 
 def _language_renderer(language: Language) -> Renderer:
-    from selfcest_eval.play.policies import LEAST
+    from selfcest_eval.play.policies import MINIMAL_LIMITS
 
-    return Renderer(language.rules(LEAST), language.codec.decode)
+    return Renderer(language.rules(MINIMAL_LIMITS), language.codec.decode)

@@ -24,7 +24,7 @@ from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Limits, Outcome, Task
 from selfcest_env.views import Observation
-from selfcest_eval.play.scripted_roots import ScriptedRoot, obeyed
+from selfcest_eval.play.scripted_roots import ScriptedRoot, were_executed
 from selfcest_eval.play.strategies import Episodes, PlayContext, Strategy, check_delegation
 
 NO_ANSWER = "?"  # the answer of a script that has found none
@@ -104,7 +104,7 @@ class OrchestratedStrategy(Strategy):
 
     def executed(self, episodes: Episodes) -> bool | None:
         return all(
-            obeyed(episode.root.turns) and not episode.root.failed and self._has_finished(episode)
+            were_executed(episode.root.turns) and not episode.root.failed and self._has_finished(episode)
             for episode in episodes
         )
 

@@ -30,7 +30,7 @@ from selfcest_env.structure import (
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits
 from selfcest_eval.play.costs import Price, measures_of
-from selfcest_eval.play.policies import policy_named
+from selfcest_eval.play.policies import parse_policy
 from selfcest_training.config import ADDED_COSTS, EvalSet, FileName, check_eval_sets, check_families, override_limits
 from selfcest_training.config_file import check_extends_nothing, load_as, parse_as, read_config
 
@@ -44,13 +44,13 @@ class StrategySpec(Checked):
 
     Attributes:
         name: a built-in strategy or `package.module:Class`; empty: the strategy's key.
-        options: of the strategy.
-        policy: who plays it; `null`: the study's.
-        temperature: of sampling; `null`: the study's.
-        limits: changes of the study's for this strategy; not of the one that is swept.
-        families: those that it plays; empty: all.
-        styles: of its perfect players, as `delegate` and `solve` of a policy that chooses; `null`: as the strategy
-            says.
+        options: options of the strategy.
+        policy: policy that plays the strategy; `null`: the study's.
+        temperature: sampling temperature; `null`: the study's.
+        limits: changes of the study's limits for this strategy, but not of the limit that is swept.
+        families: families that the strategy plays; empty: all.
+        styles: styles of its perfect players, as in `delegate` and `solve` for a policy that chooses; `null`: the
+            styles that the strategy names.
     """
 
     name: Name = ""
@@ -64,35 +64,37 @@ class StrategySpec(Checked):
 
 @dataclass(frozen=True)
 class StudyConfig(Checked):
-    """Everything one `selfcest evaluate` does.
+    """The config of `selfcest evaluate`.
 
     Attributes:
-        name, output: the folder is `output/name`.
-        tasks: families by name.
-        eval_sets: what is played, each a family at a size.
-        strategies: by the names they have in tables.
-        budgets: the sweep; each strategy plays every instance once per budget and seed. `null` is the limit as `limits`
-            has it, and by default the only budget.
-        swept: the limit that a budget is, `total_tokens` or `generated_tokens`, of the whole strategy.
+        name, output: the folder of the study is `output/name`.
+        tasks: task sources by family.
+        eval_sets: eval sets that are played, each a family at a size.
+        strategies: strategies by their names in tables.
+        budgets: values of the swept limit in tokens. Each strategy plays every instance once per budget and seed.
+            `null`, the default, is the value in `limits`.
+        swept: limit that a budget sets, `total_tokens` or `generated_tokens` of the whole strategy.
         limits: the other limits.
-        subject: the strategy that the others are compared with; empty: the first.
-        policy: who plays, unless a strategy says otherwise.
-        temperature: of sampling, likewise; 0 is greedy.
-        reward: its grader says what is right; its terms are stored with every episode.
-        costs: those beside the costs of every record, see `costs.EpisodeCost`.
-        price: per million tokens, see `costs.Price`; it adds the cost `money`.
+        subject: strategy that the others are compared with; empty: the first.
+        policy: policy of the strategies that name none.
+        temperature: sampling temperature of the strategies that name none; 0 is greedy.
+        reward: reward, whose grader decides whether an answer is right and whose terms are stored with every episode.
+        costs: costs beside those of every record, see `costs.EpisodeCost`.
+        price: price per million tokens, which adds the cost `money`; see `costs.Price`.
         compared: costs at which strategies are compared; empty: all but counts and wall-clock.
-        episodes: instances per eval set; `null`: all of a source with finitely many.
-        seeds: repetitions on the same instances.
-        task_seed: draws the instances.
-        held_out: of a file only the part that no training run draws, as of every other source.
-        batch: instances played together; what a kill can lose.
-        max_retries: further tries of an episode that a server's fault leaves unplayed, before its instance is left out
-            of every strategy.
-        max_failed_fraction: share of an eval set's instances that may be left out so; above it the study stops.
-        threads: of torch.
-        resamples, confidence: of the bootstrap.
-        min_difference: of two accuracies; there is no verdict on a smaller one.
+        episodes: number of instances per eval set; `null`: all tasks of a finite source.
+        seeds: seeds, each of which plays the same instances.
+        task_seed: seed of the draw of instances.
+        held_out: whether only the tasks of a file that training never draws are played. Tasks of other sources are
+            always held out.
+        batch: number of instances that are played together. A killed study loses at most one batch.
+        max_retries: number of retries of an episode after a server failure. If all fail, its instance is left out of
+            every strategy.
+        max_failed_fraction: fraction of an eval set's instances that may be left out; the study stops above it.
+        threads: number of threads of torch.
+        resamples: number of resamples of the bootstrap.
+        confidence: confidence of the intervals.
+        min_difference: smallest difference of two accuracies that a verdict counts.
     """
 
     name: Annotated[str, FileName()]
@@ -128,7 +130,10 @@ class StudyConfig(Checked):
         known = measures_of(self.costs, self.price)
         for cost in self.compared:
             if cost not in known:
-                raise ConfigError(f"compared names no cost '{cost}' ({', '.join(known)}).{did_you_mean(cost, known)}")
+                raise ConfigError(
+                    f"compared has '{cost}', which is no cost.{did_you_mean(cost, known)} The costs are "
+                    f"{', '.join(known)}"
+                )
         for label, budget in itertools.product(self.strategies, self.budgets):
             self.limits_at(budget, label)
         for i, eval_set in enumerate(self.eval_sets):
@@ -139,13 +144,18 @@ class StudyConfig(Checked):
                 raise ConfigError(f"strategies.{label} has no policy; set policy, or strategies.{label}.policy")
         if self.subject and self.subject not in self.strategies:
             raise ConfigError(
-                f"subject is {self.subject!r}, which is no strategy ({', '.join(self.strategies)})."
-                + did_you_mean(self.subject, self.strategies)
+                f"subject is {self.subject!r}, which is no strategy.{did_you_mean(self.subject, self.strategies)} The "
+                f"strategies are {', '.join(self.strategies)}"
             )
 
     def limits_at(self, budget: int | None, label: str) -> Limits:
-        """What a whole strategy may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
-        changes, place = self.strategies[label].limits, f"strategies.{label}.limits"
+        """Return the limits of a whole strategy on one instance.
+
+        Raises:
+            ConfigError: the limits contradict the budget.
+        """
+        changes = self.strategies[label].limits
+        place = f"strategies.{label}.limits"
         if budget is None:
             return override_limits(self.limits, changes, place)
         if self.swept in changes:
@@ -187,10 +197,13 @@ class StudyConfig(Checked):
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
-    """Read a YAML file, with `extends` and overrides as a training run's. Raises `ConfigError` that names the key.
+    """Read a YAML file, with `extends` and overrides as in a training run's config.
 
-    A policy may be written as one text, see `policies.policy_named`. Without
-    `eval_sets` each family is one of `size` all.
+    A policy may be written as one text, see `policies.parse_policy`. Without `eval_sets` each family is one eval set
+    of the size `all`.
+
+    Raises:
+        ConfigError: a value is wrong; the message names its key.
     """
     return load_as(StudyConfig, parse_study, path, overrides)
 
@@ -216,23 +229,23 @@ def with_current_study_keys(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:
-    """Plain values to a `StudyConfig`. Raises `ConfigError` that names the key."""
+    """Return the `StudyConfig` of plain values. Raises `ConfigError` that names the key of a wrong value."""
     for old, new in _RENAMED_KEYS.items():
         if old in data:
             value = with_current_study_keys({old: data[old]})[new]
             raise ConfigError(f"{old} is now called {new}: write {new}: {format_value(value)}")
     if "arms" in data:
-        raise ConfigError("unknown config key 'arms': what a study plays are its 'strategies'; rename the key")
+        raise ConfigError("unknown config key 'arms'; rename it to 'strategies'")
     strategies = data.get("strategies")
     specs = strategies if isinstance(strategies, dict) else {}
     for label, spec in specs.items():
         if spec is None:
             raise ConfigError(
-                f"strategies.{label} is empty; write {{}} for its defaults (null removes what another file has)"
+                f"strategies.{label} is empty; write {{}} for its defaults (null removes the strategy of another file)"
             )
     for holder in (data, *specs.values()):
         if isinstance(holder, dict) and isinstance(holder.get("policy"), str):
-            holder["policy"] = asdict(policy_named(holder["policy"]))
+            holder["policy"] = asdict(parse_policy(holder["policy"]))
     tasks = data.get("tasks")
     if "eval_sets" not in data and isinstance(tasks, dict):
         data["eval_sets"] = [{"family": name, "size": "all"} for name in tasks]

@@ -1,4 +1,4 @@
-"""What a strategy used on an instance: the costs of its episodes' records, and those that a study adds by name."""
+"""The costs of a strategy on an instance: those of every record, and those that a study adds by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Between, Checked, Name, NotNegative
 
 MONEY = "money"  # the cost that a study's `price` adds
-WALL = "wall_seconds"  # of the batch, divided by its instances; it depends on machine, engine and batch
+WALL = "wall_seconds"  # wall-clock time of the batch divided by its instances; it depends on machine and engine
 Costs = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class EpisodeCost(Checked):
-    """A cost of one's own: a subclass whose fields are its options. See `record.Measure` for the three members."""
+    """The base of costs that a study adds. The fields of a subclass are its options. See `record.Measure`."""
 
     compared: ClassVar[bool] = True
 
@@ -33,12 +33,13 @@ class EpisodeCost(Checked):
 
 @dataclass(frozen=True)
 class PromptCache(EpisodeCost):
-    """`billed_tokens` of a server that remembers: what an agent's previous call had sent or generated is cheaper.
+    """`billed_tokens` of a server that caches prompts per agent.
 
-    An agent's first call finds nothing, whatever other agents have sent.
+    The tokens that an agent's previous call sent or generated are cheaper. Its first call finds nothing in the cache,
+    also if other agents sent the same tokens.
 
     Attributes:
-        discount: on the price of a cached token, from 0 to 1; at 1 the bill is `total_tokens`.
+        discount: discount on a cached token, from 0 to 1. At 1 the cost is `total_tokens`.
     """
 
     discount: Annotated[float, Between(0, 1)] = 0.9
@@ -51,14 +52,14 @@ class PromptCache(EpisodeCost):
 @stored_as(prompt="prompt", generated="generated", cached="cached", currency="currency")
 @dataclass(frozen=True)
 class Price(EpisodeCost):
-    """A bill in money: so much per million tokens. Every turn is a call that sends the agent's whole context.
+    """The price of tokens. Every turn is a call that sends the agent's whole context.
 
     Attributes:
-        prompt: of a token that is sent.
-        generated: of one that is generated.
-        cached: of a sent one that the agent's own previous call had sent or generated; `None`: as `prompt`, for a
-            server that keeps nothing between calls. An agent's first call finds nothing.
-        currency: for tables.
+        prompt: price per million sent tokens.
+        generated: price per million generated tokens.
+        cached: price per million sent tokens that the agent's previous call sent or generated; `None`: as `prompt`, for
+            a server without a cache.
+        currency: name of the currency in tables.
     """
 
     prompt: NotNegative
@@ -68,15 +69,17 @@ class Price(EpisodeCost):
 
     def of(self, episode: EpisodeRecord) -> float:
         cost = episode.cost
-        # Of what turns send, `prompt_tokens` are new, and the rest was in the agent's context before.
-        again = cost.billed_tokens - cost.total_tokens
+        # Of the tokens that turns send, `prompt_tokens` are new, and the others were in the agent's context before.
+        resent_tokens = cost.billed_tokens - cost.total_tokens
         cached = self.prompt if self.cached is None else self.cached
-        return (self.prompt * cost.prompt_tokens + cached * again + self.generated * cost.generated_tokens) / 1e6
+        return (
+            self.prompt * cost.prompt_tokens + cached * resent_tokens + self.generated * cost.generated_tokens
+        ) / 1e6
 
     def __str__(self) -> str:
-        known = "with no cache" if self.cached is None else f"{self.cached:g} for cached ones"
+        cached = "with no cache" if self.cached is None else f"{self.cached:g} for cached ones"
         amount = f"{self.currency} {self.prompt:g}".strip()
-        return f"{amount} per million tokens sent, {known}, and {self.generated:g} for generated ones"
+        return f"{amount} per million tokens sent, {cached}, and {self.generated:g} for generated ones"
 
 
 COSTS = Registry(
@@ -88,17 +91,23 @@ COSTS = Registry(
 
 
 def measures_of(added: Mapping[str, PlugIn], price: Price | None = None) -> dict[str, Measure]:
-    """Every cost of a study by name: those of `record.Cost`, its own, and money. Raises `ConfigError`."""
-    found = cost_measures()
-    taken = {*found, WALL, *([] if price is None else [MONEY])}
+    """Return every cost of a study by name: those of `record.Cost`, the added ones, and money.
+
+    Raises:
+        ConfigError: an added cost has a taken name or wrong options.
+    """
+    measures = cost_measures()
+    taken_names = {*measures, WALL}
+    if price is not None:
+        taken_names.add(MONEY)
     for name, spec in added.items():
-        if name in taken:
+        if name in taken_names:
             raise ConfigError(f"costs.{name}: there is a cost of this name; rename it")
         cost = COSTS.make(spec.name, spec.options, where=f"costs.{name}.options")
-        found[name] = Measure(cost.of, cost.over_samples, cost.compared)
+        measures[name] = Measure(cost.of, cost.over_samples, cost.compared)
     if price is not None:
-        found[MONEY] = Measure(price.of, price.over_samples, price.compared)
-    return found
+        measures[MONEY] = Measure(price.of, price.over_samples, price.compared)
+    return measures
 
 
 def costs_of(
@@ -108,24 +117,33 @@ def costs_of(
     *,
     in_series: bool = False,
 ) -> Costs | None:
-    """Costs of all episodes together, by name; `None` if nobody was asked, since no prompt fitted.
+    """Return the costs of all episodes of an instance together, by name; `None` if no prompt fitted.
 
-    `in_series`: each had to wait for the one before.
+    Args:
+        episodes: episodes of the instance.
+        wall_seconds: wall-clock seconds of the instance.
+        measures: measures by name; `None`: those of every record.
+        in_series: whether each episode waited for the one before.
+
+    Raises:
+        PlugInError: a cost is not a finite number.
     """
     if not any(episode.root.turns for episode in episodes):
         return None
     costs: dict[str, float] = {}
     for name, measure in (cost_measures() if measures is None else measures).items():
-        together = measure.in_series if in_series and measure.in_series is not None else measure.over_samples
-        costs[name] = together(measure.of(episode) for episode in episodes)
+        combine = measure.in_series if in_series and measure.in_series is not None else measure.over_samples
+        costs[name] = combine(measure.of(episode) for episode in episodes)
         if not math.isfinite(costs[name]):
             raise PlugInError(f"the cost {name} of {episodes[0].episode_id} is {costs[name]}; expected a finite number")
     return {**costs, WALL: wall_seconds}
 
 
 def cost_name(cost: str) -> str:
+    """Return the name of a cost in tables and sentences."""
     return {WALL: "wall-clock seconds (of this machine)"}.get(cost, cost.replace("_", " "))
 
 
 def at_most(budget: int | None) -> str:
+    """Return the words for a budget in tables and sentences."""
     return "under its limits" if budget is None else f"at most {budget}"

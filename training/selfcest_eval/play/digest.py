@@ -1,4 +1,4 @@
-"""The digest by which a study knows again what it has played."""
+"""The digest that stored results are found by."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import json
 
 
 def digest(*parts: object) -> str:
-    """The same 32 hexadecimal digits for equal JSON values, on every machine."""
+    """Return 32 hexadecimal digits, which are the same for equal JSON values on every machine."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

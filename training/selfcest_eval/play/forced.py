@@ -1,6 +1,7 @@
-"""Strategies that decide for the root whether it delegates and leave all else to the policy.
+"""Strategies that force the root's choice whether to delegate. The policy makes all other choices.
 
-They show what the same weights would have earned by the other choice."""
+They measure the reward of the same weights under either choice.
+"""
 
 from __future__ import annotations
 
@@ -24,53 +25,84 @@ from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegatio
 
 
 class ForcedDecision:
-    """A policy whose root begins its first turn as the source's expert begins it who delegates, or who does not.
+    """A policy whose root begins its first turn like the source's expert that delegates, or like the one that does not.
 
-    The two experts write the same up to the decision; the start ends with the first token in which they differ.
+    Both experts write the same ids up to the decision. The start ends with the first id in which they differ.
+
+    Args:
+        policy: policy that continues the first turn and plays all others.
+        codec: codec of the policy's ids.
+        source: task source with the experts.
+        protocol: prompt format of the experts' actions.
+        delegate: forced choice.
+
+    Raises:
+        ConfigError: the policy has no codec, since it generates text only.
     """
 
     def __init__(
         self, policy: Policy, codec: Codec | None, *, source: ExpertSource, protocol: PromptFormat, delegate: bool
     ) -> None:
         if codec is None:
-            raise ConfigError("a policy of text alone cannot go on from a begun turn; expected a model in this process")
-        self._policy, self._codec, self._source, self._protocol = policy, codec, source, protocol
+            raise ConfigError(
+                "the policy has no token ids, so no turn can be begun for it; expected a model in this process"
+            )
+        self._policy = policy
+        self._codec = codec
+        self._source = source
+        self._protocol = protocol
         self._delegate = delegate
         self._starts: dict[TurnKey, tuple[int, ...]] = {}
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
-        self._policy.submit([self._begun(request) for request in requests])
+        self._policy.submit([self._with_start(request) for request in requests])
 
-    def _begun(self, request: PolicyRequest) -> PolicyRequest:
-        seen = request.observation
-        if seen.role is not Role.ROOT or seen.turn:
+    def _with_start(self, request: PolicyRequest) -> PolicyRequest:
+        """Return the request with the ids that its turn begins with, if it is the root's first turn."""
+        observation = request.observation
+        if observation.role is not Role.ROOT or observation.turn:
             return request
-        # A turn too short for the start is cut off in it, and is malformed as any other that is cut.
-        start = self.start_of(request)[: None if seen.max_new_tokens is None else seen.max_new_tokens - 1]
+        start = self._forced_start(request)
+        if observation.max_new_tokens is not None:
+            # One token is left to generate. A start that does not fit is cut, and its turn is malformed.
+            start = start[: observation.max_new_tokens - 1]
         self._starts[request.key] = start
         return replace(request, start=start)
 
-    def start_of(self, request: PolicyRequest) -> tuple[int, ...]:
-        """Ids up to the decision, the decision included. Raises `PolicyError` if there is none to make."""
-        seen, ids = request.observation, dict[bool, tuple[int, ...]]()
+    def _forced_start(self, request: PolicyRequest) -> tuple[int, ...]:
+        """Return the ids up to the forced decision, which they include.
+
+        Raises:
+            PolicyError: an expert cannot make its choice on this task.
+        """
+        observation = request.observation
+        ids_by_choice: dict[bool, tuple[int, ...]] = {}
         for delegate, style in ((True, Style.DELEGATE), (False, Style.READ)):
-            proposal = self._source.propose(seen, np.random.default_rng(request.seed), style)
+            proposal = self._source.propose(observation, np.random.default_rng(request.seed), style)
             if isinstance(proposal.action, Delegate) is not delegate:
-                able = "delegate" if delegate else "do without clones"
+                choice = "delegate" if delegate else "do without clones"
                 raise PolicyError(
-                    f"{request.key}: the task's expert could not {able} on {seen.brief.text!r}, so that choice cannot "
-                    "be forced; change the limits, or leave the family out of this strategy's families"
+                    f"{request.key}: the task's expert could not {choice} on {observation.brief.text!r}, so that "
+                    "choice cannot be forced; change the limits, or leave the family out of this strategy's families"
                 )
-            ids[delegate] = self._codec.encode_scripted(self._protocol.render(proposal.action, proposal.thought))
-        shared = next(i for i, (a, b) in enumerate(zip(ids[True], ids[False], strict=False)) if a != b)
-        return ids[self._delegate][: shared + 1]
+            ids_by_choice[delegate] = self._codec.encode_scripted(
+                self._protocol.render(proposal.action, proposal.thought)
+            )
+        num_shared = 0
+        for delegating_id, working_id in zip(ids_by_choice[True], ids_by_choice[False], strict=False):
+            if delegating_id != working_id:
+                break
+            num_shared += 1
+        return ids_by_choice[self._delegate][: num_shared + 1]
 
     def poll(self) -> Sequence[tuple[TurnKey, Generation | InfrastructureError]]:
         finished = self._policy.poll()
         for key, generation in finished:
             start = self._starts.pop(key, ())
             if isinstance(generation, Generation) and generation.token_ids[: len(start)] != start:
-                raise PolicyError(f"{key}: the policy cannot go on from a begun turn; expected a model in this process")
+                raise PolicyError(
+                    f"{key}: the policy ignores the ids that a turn begins with; expected a model in this process"
+                )
         return finished
 
 

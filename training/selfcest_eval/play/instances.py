@@ -16,20 +16,19 @@ from selfcest_training.families import TEST_FRACTION
 
 
 def source_of(config: StudyConfig, eval_set: EvalSet) -> TaskSource:
-    """The eval set's source as it was configured, its expert included."""
+    """Return the source of an eval set, with its expert."""
     spec = config.tasks[eval_set.family]
     return source_of_config(spec.name, {**spec.options, **eval_set.options}, f"tasks.{eval_set.family}")
 
 
 def instances_of(config: StudyConfig, eval_set: EvalSet, source: TaskSource) -> list[Task]:
-    """The eval set's tasks.
+    """Return the tasks of an eval set.
 
-    Of a source with finitely many: the first `episodes` in an order drawn by `task_seed`, or all; its options say which
-    part of a file is held out, or `held_out` takes the one that a training run never draws. Of any other source:
-    distinct ones from that part.
+    A finite source gives all its tasks, or `episodes` of them that `task_seed` draws. With `held_out` only the tasks
+    that training never draws are used. Any other source gives distinct tasks that training never draws.
 
     Raises:
-        TaskError: there are not so many.
+        TaskError: the source has fewer than `episodes` such tasks.
     """
     rng = np.random.default_rng(stream_seed("evaluation", config.task_seed, eval_set.family, eval_set.size))
     place = f"eval set {eval_set.family} {eval_set.size}"
@@ -47,18 +46,18 @@ def instances_of(config: StudyConfig, eval_set: EvalSet, source: TaskSource) -> 
             )
         return [tasks[int(i)] for i in sorted(rng.permutation(len(tasks))[: config.episodes])]
     if config.episodes is None:
-        raise TaskError(f"episodes is null, but {place} has no end of tasks; set how many to draw")
-    return _drawn(HashedSplit(source, TEST, TEST_FRACTION), config.episodes, rng, place)
+        raise TaskError(f"episodes is null, but {place} has endlessly many tasks; set episodes to a number")
+    return _draw_distinct(HashedSplit(source, TEST, TEST_FRACTION), config.episodes, rng, place)
 
 
-def _drawn(source: TaskSource, wanted: int, rng: np.random.Generator, place: str) -> list[Task]:
+def _draw_distinct(source: TaskSource, num_tasks: int, rng: np.random.Generator, place: str) -> list[Task]:
     tasks: dict[str, Task] = {}
-    for _ in range(100 * wanted):
+    for _ in range(100 * num_tasks):
         task = source.draw(rng)
         tasks.setdefault(task.task_id, task)
-        if len(tasks) == wanted:
+        if len(tasks) == num_tasks:
             return list(tasks.values())
     raise TaskError(
-        f"{place} has about {len(tasks)} distinct test instances, and episodes is {wanted}; lower episodes or widen "
+        f"{place} has about {len(tasks)} distinct test instances, and episodes is {num_tasks}; lower episodes or widen "
         "the eval set"
     )

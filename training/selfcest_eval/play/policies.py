@@ -1,7 +1,7 @@
-"""Where a study's player comes from: a trained model, a server, or `package.module:Class`.
+"""Sources of the policy of a study: a trained model, a server, or `package.module:Class`.
 
-A source says what it is (`fingerprint`) and what it can hold (`rules`) before its weights are loaded, so that mistakes
-show before any work and a study that has been played loads nothing.
+A source knows its `fingerprint` and its `rules` before its weights are loaded. So mistakes are found before any work,
+and a study that has been played loads nothing.
 """
 
 from __future__ import annotations
@@ -33,30 +33,31 @@ from selfcest_training.config_file import load_stored_config
 from selfcest_training.shipped import find_model_folder, list_shipped_policies
 
 SEED = "{seed}"
-LEAST = Limits(total_tokens=1, answer_reserve=0)  # that any model can hold
+MINIMAL_LIMITS = Limits(total_tokens=1, answer_reserve=0)  # any model can hold the contexts that these allow
 _MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 
 class PolicySource(Protocol):
-    """What a study's `policy` is built to."""
+    """The source of a policy, which the config key `policy` names."""
 
     @property
     def seeded(self) -> bool:
-        """Whether another seed of the study means other weights, and not only other samples."""
+        """Whether seeds of the study have different weights, and not only different samples."""
         ...
 
     def rules(self, limits: Limits) -> Rules:
-        """The rules of an episode. Raises `ConfigError` if its contexts could outgrow the model."""
+        """Return the rules of an episode. Raises `ConfigError` if its contexts could outgrow the model."""
         ...
 
     def fingerprint(self, seed: int) -> str:
-        """Changes whenever weights, codec or sampling change: what was played is kept under it."""
+        """Return a digest of weights, codec and sampling. Stored results are found by it."""
         ...
 
     def load(self, seed: int) -> Player:
-        """Who plays, without a reward: a study judges by itself what it plays, or finds played.
+        """Return the player of the policy, without a reward: a study grades its episodes itself.
 
-        Raises `ConfigError` if nobody can. Of `server` policies `check_servers` asks that before any is loaded.
+        Raises:
+            ConfigError: the policy cannot be loaded. For servers, `check_servers` tells before any policy is loaded.
         """
         ...
 
@@ -66,13 +67,13 @@ class PolicySource(Protocol):
 
 @dataclass(frozen=True)
 class ModelPolicy:
-    """A model in this process, or in vLLM's.
+    """A model that is sampled in this process or by vLLM.
 
     Attributes:
-        folder: what a run wrote, as `runs/quick/delegating/seed0/model`; `{seed}` in it is the study's seed. Or the
-            name of a policy that comes with the package. Empty: the initial weights of `model`.
-        model, sampler: as in a training config. By default those of the run that the folder belongs to; without a run
-            the sampler is `transformers`.
+        folder: model folder of a run, as in `runs/quick/delegating/seed0/model`; `{seed}` in it is the study's seed. Or
+            the name of a policy that comes with the package. Empty: the initial weights of `model`.
+        model: as in a training config; by default that of the run that the folder belongs to.
+        sampler: as in a training config; by default that of the same run, or `transformers` without a run.
     """
 
     folder: str = ""
@@ -81,8 +82,13 @@ class ModelPolicy:
 
     def __post_init__(self) -> None:
         if not self.folder and self.model is None:
-            raise ConfigError("a policy needs a folder that a run wrote, or model: {name: ..., options: ...}")
-        _ = self._language, self._sampler  # what cannot be built fails here
+            raise ConfigError(
+                "neither folder nor model is given; give folder: the model folder of a run, or model: "
+                "{name: ..., options: ...}"
+            )
+        # Both are cached properties. Reading them here raises for wrong options before any work.
+        _ = self._language
+        _ = self._sampler
 
     @property
     def seeded(self) -> bool:
@@ -93,9 +99,9 @@ class ModelPolicy:
         return self._language.rules(limits)
 
     def fingerprint(self, seed: int) -> str:
-        language, folder = self._language, self._weights(seed)
-        weights = _files_digest(folder) if folder is not None else language.checkpoint or seed
-        return digest(to_stored(self._model), weights, _codec_digest(language), to_stored(self._sampler_spec))
+        folder = self._weights(seed)
+        weights = _files_digest(folder) if folder is not None else self._language.checkpoint or seed
+        return digest(to_stored(self._model), weights, _codec_digest(self._language), to_stored(self._sampler_spec))
 
     def load(self, seed: int) -> ModelPlayer:
         from transformers.utils.logging import disable_progress_bar  # slow to import, and only this loads weights
@@ -103,12 +109,14 @@ class ModelPolicy:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # the commands show their own
         folder = self._folder(seed) if self.folder else None
         if folder is None or not (folder / CLONES).is_dir():
-            return ModelPlayer(self._language, self._started(seed, folder))
-        folders = {Role.ROOT: folder, Role.CLONE: folder / CLONES}
-        by_role = SamplerByRole({role: self._started(seed, own) for role, own in folders.items()})
-        return ModelPlayer(self._language, by_role)
+            return ModelPlayer(self._language, self._start_sampler(seed, folder))
+        samplers = {
+            Role.ROOT: self._start_sampler(seed, folder),
+            Role.CLONE: self._start_sampler(seed, folder / CLONES),
+        }
+        return ModelPlayer(self._language, SamplerByRole(samplers))
 
-    def _started(self, seed: int, folder: Path | None) -> Sampler:
+    def _start_sampler(self, seed: int, folder: Path | None) -> Sampler:
         model = self._language.load(seed, folder)
         sampler = self._sampler.start(self._language, model)
         sampler.sync(model, 0)
@@ -118,13 +126,13 @@ class ModelPolicy:
         return find_model_folder(self.folder.replace(SEED, str(seed)))
 
     def _weights(self, seed: int) -> Path | None:
-        """The folder that the weights are read from, `None` for those from the hub or a seed."""
+        """Return the folder that the weights are read from; `None` for weights from the hub or from a seed."""
         if self.folder:
             folder = self._folder(seed)
             if not folder.is_dir():
                 raise ConfigError(
-                    f"the folder {folder} does not exist; train first (selfcest train), or name a model folder that "
-                    "a run wrote"
+                    f"the folder {folder} does not exist; train first (selfcest train), or name the model folder of "
+                    "a run"
                 )
             return folder
         checkpoint = self._language.checkpoint
@@ -132,28 +140,29 @@ class ModelPolicy:
 
     @cached_property
     def _run(self) -> RunConfig:
-        """The config of the run that the folder belongs to."""
+        """The config of the run that the folder belongs to. Raises `ConfigError` if there is none."""
         file = run_file(find_model_folder(self.folder))
         if not file.is_file():
             if SEED not in self.folder and not Path(self.folder).exists():
                 raise ConfigError(
-                    f"folder is {self.folder}, and there is none; train first (selfcest train), or name a model folder "
-                    "that a run wrote, or one of Hugging Face; a model of the hub is hub:OWNER/NAME"
+                    f"folder is {self.folder}, which does not exist; train first (selfcest train), or name the model "
+                    "folder of a run or of Hugging Face; a model of the hub is hub:OWNER/NAME"
                 )
             raise ConfigError(
-                f"folder is {self.folder}, and there is no {file} that says which model it is; train first, "
-                "name a model folder that a run wrote, or give policy.options.model"
+                f"folder is {self.folder}, but there is no {file} with the config of its model; train first, name the "
+                "model folder of a run, or give policy.options.model"
             )
         return load_stored_config(file)
 
     def trained_on(self) -> dict[str, PlugIn]:
-        """The task families that the folder's run has trained its variant on; none if no run is known."""
+        """Return the task families that the folder's variant was trained on; none if no run is known."""
         folder = find_model_folder(self.folder)
-        file, variant = run_file(folder), variant_of(folder)
+        file = run_file(folder)
         if not self.folder or not file.is_file():
             return {}
         run = load_stored_config(file)
-        return {name: run.tasks[name] for name in run.variants[variant].families} if variant in run.variants else {}
+        variant = run.variants.get(variant_of(folder))
+        return {} if variant is None else {name: run.tasks[name] for name in variant.families}
 
     @property
     def _model(self) -> PlugIn:
@@ -175,71 +184,85 @@ class ModelPolicy:
 
 
 def run_file(folder: Path) -> Path:
-    """Where the config of a model's run is: runs/NAME/config.yaml for runs/NAME/VARIANT/seedN/model."""
+    """Return the config of a model's run: runs/NAME/config.yaml for runs/NAME/VARIANT/seedN/model."""
     return folder.absolute().parent.parent.parent / "config.yaml"
 
 
 def variant_of(folder: Path) -> str:
-    """The variant whose model it is: VARIANT for runs/NAME/VARIANT/seedN/model."""
+    """Return the variant of a model: VARIANT for runs/NAME/VARIANT/seedN/model."""
     return folder.absolute().parent.parent.name
 
 
-def policy_named(text: str) -> PlugIn:
-    """A policy written as one text.
+def parse_policy(text: str) -> PlugIn:
+    """Return the policy that one text names.
 
-    A policy that comes with the package, by its name; a model folder that a run wrote, `{seed}` in it being the study's
-    seed; a chat model as it comes: folder, `.gguf` file, `hub:OWNER/NAME` or `smollm2`; or `package.module:Class`.
-    Nothing need be there yet. Raises `ConfigError` if a model of one's own has the name of one that comes with the
-    package.
+    It is the name of a policy that comes with the package; the model folder of a run, with `{seed}` for the study's
+    seed; a chat model as `smollm2`, a folder, a `.gguf` file or `hub:OWNER/NAME`; or `package.module:Class`. No folder
+    or file has to exist yet.
+
+    Raises:
+        ConfigError: the text resembles the name of a policy that comes with the package, or no path can be so long, or
+            a folder has the name of such a policy.
     """
-    place = find_model_folder(text)
+    path = find_model_folder(text)
     chat = PlugIn("model", {"model": {"name": "chat", "options": {"source": text}}})
     if text.startswith(HUB):
         return chat
     try:
-        there = place.exists()
+        exists = path.exists()
     except OSError as error:
-        raise ConfigError(f"policy is {text[:40]!r}..., which no path can be: {error.strerror}") from error
-    if there:
-        return PlugIn("model", {"folder": text}) if run_file(place).is_file() else chat
+        raise ConfigError(f"policy is {text[:40]!r}..., which cannot be a path: {error.strerror}") from error
+    if exists:
+        return PlugIn("model", {"folder": text}) if run_file(path).is_file() else chat
     if text == "smollm2":
         return chat
     if ":" in text and SEED not in text:
         return PlugIn(text)
-    if "/" not in text and (meant := did_you_mean(text, list_shipped_policies())):
-        raise ConfigError(f"there is neither a folder nor a policy {text}.{meant}")
+    hint = did_you_mean(text, list_shipped_policies()) if "/" not in text else ""
+    if hint:
+        raise ConfigError(f"there is neither a folder nor a policy {text}.{hint}")
     return PlugIn("model", {"folder": text})
 
 
 def _files_digest(folder: Path) -> str:
-    """Digest of a model's files by name: weights, config and tokenizer; of the clones' model too, if there is one."""
-    found = hashlib.blake2b(digest_size=16)
+    """Return the digest of a model's files by name: weights, config and tokenizer, and those of its clones' model."""
+    files_hash = hashlib.blake2b(digest_size=16)
     for file in sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES):
         with file.open("rb") as stream:
-            found.update(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()};".encode())
+            files_hash.update(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()};".encode())
     if (folder / CLONES).is_dir():
-        found.update(_files_digest(folder / CLONES).encode())
-    return found.hexdigest()
+        files_hash.update(_files_digest(folder / CLONES).encode())
+    return files_hash.hexdigest()
 
 
 def _codec_digest(language: Language) -> str:
-    """Digest of what the codec makes of every kind of block, so that another template or protocol is noticed."""
-    rules = language.rules(LEAST)
-    blocks: list[tuple[Iterable[Message], Boundary]] = [
-        *((opening, Boundary.OPENING) for opening in _openings(rules)),
-        ([rules.protocol.replies([Reply("7"), Reply(failure=Fault.OVER_BUDGET)])], Boundary.AFTER_STOP),
-        ([rules.protocol.documents({"B": "07"})], Boundary.AFTER_STOP),
-        ([rules.protocol.fault(Fault.CUT_BY_LENGTH)], Boundary.AFTER_LENGTH),
+    """Return the digest of the ids of one block of each kind, which changes with the template and the protocol."""
+    rules = language.rules(MINIMAL_LIMITS)
+    replies = rules.protocol.replies([Reply("7"), Reply(failure=Fault.OVER_BUDGET)])
+    documents = rules.protocol.documents({"B": "07"})
+    fault = rules.protocol.fault(Fault.CUT_BY_LENGTH)
+    blocks: list[tuple[tuple[Message, ...], Boundary]] = [
+        *((opening, Boundary.OPENING) for opening in _sample_openings(rules)),
+        ((replies,), Boundary.AFTER_STOP),
+        ((documents,), Boundary.AFTER_STOP),
+        ((fault,), Boundary.AFTER_LENGTH),
     ]
-    return digest([language.codec.encode(tuple(messages), boundary) for messages, boundary in blocks])
+    return digest([language.codec.encode(messages, boundary) for messages, boundary in blocks])
 
 
-def _openings(rules: Rules) -> list[tuple[Message, ...]]:
-    """What a clone is told, and a root that may delegate, read, or neither."""
-    task, texts = "[1] + 2?", {"B": "07"}
-    root = Brief(Role.ROOT, task, keys=tuple(texts), total_tokens=64)
-    roots = (replace(root, can_delegate=True), replace(root, can_read=True), replace(root, documents=texts))
-    return [rules.protocol.open(brief) for brief in (rules.clone_brief(1, task, texts, 64), *roots)]
+def _sample_openings(rules: Rules) -> list[tuple[Message, ...]]:
+    """Return the openings of a clone, and of a root that may delegate, read, or do neither."""
+    task = "[1] + 2?"
+    documents = {"B": "07"}
+    root = Brief(Role.ROOT, task, keys=tuple(documents), total_tokens=64)
+    # Stored results are found by these texts in this order.
+    briefs = [
+        rules.clone_brief(1, task, documents, 64),
+        replace(root, can_delegate=True),
+        replace(root, can_read=True),
+        replace(root, documents=documents),
+    ]
+    return [rules.protocol.open(brief) for brief in briefs]
 
 
 # Servers
@@ -250,10 +273,10 @@ class ServerPolicy:
     """An OpenAI-compatible server that answers with text; its records have no token ids.
 
     Attributes:
-        server: where it is; see `ServerConfig`.
-        tokenizer: folder or `hub:OWNER/NAME` of the chat model that it serves: prompts are priced by its tokens, and
-            its special tokens too are broken where they stand in tasks, documents and replies. Empty: words.
-        weights: a name for what it serves now. Nothing here can see weights change behind one name, so change it then.
+        server: address and options of the server.
+        tokenizer: folder or `hub:OWNER/NAME` of the served chat model. Prompts are counted in its tokens, and its
+            special tokens are broken up in tasks, documents and replies. Empty: prompts are counted in words.
+        weights: a name for the served weights. Change it when the weights change: a study cannot see that.
     """
 
     server: ServerConfig
@@ -269,7 +292,9 @@ class ServerPolicy:
 
     def fingerprint(self, seed: int) -> str:
         server = {"base_url": self.server.base_url, "model": self.server.model, "extra": dict(self.server.extra)}
-        openings = [[message.content for message in opening] for opening in _openings(self.rules(LEAST))]
+        openings = []
+        for opening in _sample_openings(self.rules(MINIMAL_LIMITS)):
+            openings.append([message.content for message in opening])
         return digest(server, self.tokenizer, self.weights, openings, self._markers.fingerprint)
 
     def load(self, seed: int) -> ServerPlayer:
@@ -285,14 +310,20 @@ class ServerPolicy:
 
 
 def check_servers(policies: Iterable[PolicySource]) -> None:
-    """Before the first request: `check_reachable` for each server among them. One that dies later is no mistake."""
+    """Raise `ConfigError` if a server among the policies does not answer.
+
+    A study calls it before the first request. A server that stops answering later is an infrastructure failure.
+    """
     for policy in policies:
         if isinstance(policy, ServerPolicy):
             check_reachable(policy.server)
 
 
 def is_seeded(policy: PlugIn) -> bool:
-    """`PolicySource.seeded` as far as a config tells it: no weights need be there, and no code of others is run."""
+    """Return `PolicySource.seeded` as far as the config tells it.
+
+    No weights have to exist, and no plug-in is imported.
+    """
     if policy.name == "model" and not policy.options.get("folder"):
         return make_policy(policy.name, policy.options, "policy").seeded
     return SEED in str(policy.options)
@@ -307,5 +338,5 @@ POLICIES = Registry(
 
 
 def make_policy(name: str, options: Mapping[str, object], where: str) -> PolicySource:
-    """`model`, `server` or `package.module:Class` with its options. Raises `ConfigError`."""
+    """Return the policy source `model`, `server` or `package.module:Class` with its options. Raises `ConfigError`."""
     return POLICIES.make(name, options, where=f"{where}.options")

@@ -1,7 +1,7 @@
-"""What a study stores: a line per strategy, instance, budget and seed, with every episode whole.
+"""The stored lines of a study: one result per strategy, instance, budget and seed, with its complete episodes.
 
-Tasks and documents are the same for many episodes, so each is written once, as a line of its own before the first
-result that needs it, and named by a digest of its content.
+Many episodes share tasks and documents. So each is written once, on a line before the first result that needs it, and
+results name it by a digest of its content.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ ENDINGS = tuple(status for status in Status if status.is_terminal and status is 
 )
 @dataclass(frozen=True)
 class ResultKey:
-    """Where in a study a result belongs.
+    """The place of a result in a study.
 
     Attributes:
-        style: of the expert that played in the policy's place, see `perfect_execution`; `None`: the policy played.
+        family, size, shift: of the eval set.
+        strategy: label of the strategy.
+        budget: swept limit in tokens; `None`: the limits of the study.
+        seed: seed of the study.
+        task_id: id of the task.
+        style: style of the expert that played instead of the policy, see `perfect_execution`; `None`: the policy.
     """
 
     family: str
@@ -77,22 +82,23 @@ class ResultKey:
 )
 @dataclass(frozen=True)
 class Result:
-    """One strategy on one instance.
+    """The result of one strategy on one instance.
 
     Attributes:
-        key: of all that the result follows from; equal keys, equal results.
-        played: of all that the episodes follow from; another grader can judge them again.
-        place: where it belongs.
-        episodes: whole and scored, in the order played; empty when read without them, and of an expert, which plays the
-            same again.
-        chosen: the position of the episode whose answer counts.
-        grade: of that answer.
-        ending: how that episode's root ended.
-        costs: of all episodes together, by name; `None` if no prompt fitted, and of an expert that made a mistake.
+        key: digest of everything that the result follows from.
+        played: digest of everything that the episodes follow from. Another grader can grade these episodes.
+        place: place of the result in the study.
+        episodes: complete and scored episodes, in the order of play; empty if the result was read without them, and for
+            an expert, which can play the same again.
+        chosen: position of the episode whose answer counts.
+        grade: grade of that answer.
+        ending: status of that episode's root at its end.
+        costs: costs of all episodes together, by name; `None` if no prompt fitted, and for an expert that made a
+            mistake.
         executed: see `Strategy.executed`.
-        support: how well the documents that this episode looked at agree with those that the task needs; `None` if the
-            task does not say.
-        lifted: limits that were lifted for an expert that did not fit in them.
+        support: agreement of the documents that the chosen episode looked at with those that the task needs; `None` if
+            the task does not name them.
+        lifted: limits that were lifted for an expert.
     """
 
     key: str
@@ -109,40 +115,41 @@ class Result:
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """What there is to say beside right and wrong, by names of `SCORES`."""
-        found = {"score": self.grade.score}
-        for name in ("precision", "recall", "f1") if self.support is not None else ():
-            found[f"support_{name}"] = getattr(self.support, name)
-        return found
+        """The scores beside right and wrong, by names of `SCORES`."""
+        scores = {"score": self.grade.score}
+        if self.support is not None:
+            for name in ("precision", "recall", "f1"):
+                scores[f"support_{name}"] = getattr(self.support, name)
+        return scores
 
 
 @stored_as(place="place", why="why")
 @dataclass(frozen=True)
 class Unplayable:
-    """What a study has in the place of a result that no try could bring about, for a server's fault.
+    """The place of a result that could not be played in any attempt, because a server failed.
 
     Attributes:
-        place: where the result would belong.
-        why: the last failure.
+        place: place of the result in the study.
+        why: last failure.
     """
 
     place: ResultKey
     why: str
 
 
-Share = Callable[[object], str]  # a value to the name that stands for it
+Share = Callable[[object], str]  # takes a value and returns the name that results have instead of it
 
 
 def write_result(result: Result, share: Share) -> str:
-    """The result as one line of a JSON-lines file, its tasks and documents shared."""
+    """Return the result as one line, with names in the place of its tasks and documents."""
     plain = to_stored(replace(result, episodes=()))
     plain["episodes"] = [_shared(to_json(episode), share) for episode in result.episodes]
-    return dump({"format": FORMAT, **plain})
+    return dump_line({"format": FORMAT, **plain})
 
 
 def write_unplayable(item: Unplayable) -> str:
-    """The same for what has no result."""
-    return dump({"format": FORMAT, "unplayable": to_stored(item)})
+    """Return the line of an unplayable result."""
+    return dump_line({"format": FORMAT, "unplayable": to_stored(item)})
 
 
 def _shared(episode: dict[str, Any], share: Share) -> dict[str, Any]:
@@ -151,13 +158,13 @@ def _shared(episode: dict[str, Any], share: Share) -> dict[str, Any]:
     return {**episode, "task": share({**task, "context": context})}
 
 
-def at_place(data: Mapping[str, Any], place: ResultKey) -> str:
-    """A written result at another place."""
-    return dump({**data, "place": to_stored(place)})
+def write_at(data: Mapping[str, Any], place: ResultKey) -> str:
+    """Return the line of a stored result at another place."""
+    return dump_line({**data, "place": to_stored(place)})
 
 
-def dump(data: Mapping[str, Any]) -> str:
-    """A line, which ends in a digest of the rest of it: a number that turned into another one is seen."""
+def dump_line(data: Mapping[str, Any]) -> str:
+    """Return plain values as a line that ends in a digest of the values, so that a changed number is noticed."""
     return f'{json_line(data)[:-2]},"{_DIGEST}":"{_sha256(data)}"}}\n'
 
 
@@ -169,55 +176,68 @@ def _sha256(data: Mapping[str, Any]) -> str:
 
 
 def write_value(value: object) -> tuple[str, str]:
-    """The name of a shared value, and its line."""
+    """Return the name of a shared value, and its line."""
     name = digest(value)
-    return name, dump({"shared": name, "value": value})
+    return name, dump_line({"shared": name, "value": value})
 
 
-def names_in(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Iterator[str]:
-    """What a written result shares, in the order in which it must be written."""
+def iter_shared_names(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Iterator[str]:
+    """Yield the names of the tasks and documents of a stored result, in the order in which they must be written."""
     for episode in data["episodes"]:
         yield from value_of(episode["task"])["context"].values()
         yield episode["task"]
 
 
 def read_line(line: bytes | str) -> dict[str, Any]:
-    """A line's plain values, a result's or a shared one's. Raises `RecordError` if this version wrote neither, or if
-    it is damaged."""
+    """Return the plain values of a line: a result, an unplayable result or a shared value.
+
+    Raises:
+        RecordError: the line is damaged, or another version wrote it.
+    """
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
-    return _known(data)
+    return _checked(data)
 
 
-def _known(data: Any) -> dict[str, Any]:
+def _checked(data: Any) -> dict[str, Any]:
+    """Return the values of a line without their digest. Raises `RecordError` as `read_line`."""
     try:
-        known = data["shared"] if "shared" in data else data.get("format")
+        line_format = data["shared"] if "shared" in data else data.get("format")
     except (TypeError, AttributeError) as error:
         raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
-    if not isinstance(known, str) and known != FORMAT:
+    # Shared values have a name and no format.
+    if not isinstance(line_format, str) and line_format != FORMAT:
         raise RecordError(
             "not a result of this version, which writes costs, endings and tasks otherwise; give the study another "
             "name to play it again"
         )
-    found = dict(data)
-    known = found.pop(_DIGEST, None)  # lines of earlier versions have none
-    if known is not None and known != _sha256(found):
-        raise RecordError("damaged: it is not what was written; remove the line, and --resume plays it again")
-    if isinstance(found.get("shared"), str) and "value" not in found:
-        raise RecordError("a shared value that is none; remove the line")
-    return found
+    values = dict(data)
+    stored_digest = values.pop(_DIGEST, None)  # lines of earlier versions have none
+    if stored_digest is not None and stored_digest != _sha256(values):
+        raise RecordError("damaged: its digest does not match; remove the line, and --resume plays it again")
+    if isinstance(values.get("shared"), str) and "value" not in values:
+        raise RecordError("a shared value without a value; remove the line")
+    return values
 
 
 def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None) -> Result:
-    """Inverse of `write_result`; without shared values the episodes are left out. Raises `RecordError`."""
+    """Return the result of a line's values.
+
+    Args:
+        data: values of `read_line`.
+        value_of: function that returns a shared value by its name; `None`: the episodes are left out.
+
+    Raises:
+        RecordError: the values are not those of a result.
+    """
     try:
         return Result(
             key=data["key"],
             played=data["played"],
             place=_place(data["place"]),
-            episodes=tuple(_episode(e, value_of) for e in data["episodes"]) if value_of is not None else (),
+            episodes=() if value_of is None else tuple(_episode(e, value_of) for e in data["episodes"]),
             chosen=data["chosen"],
             grade=_grade(data["grade"]),
             ending=Status(data["ending"]),
@@ -231,7 +251,7 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
 
 
 def _place(data: Mapping[str, Any]) -> ResultKey:
-    style = data.get("style")  # studies from before perfect players have none
+    style = data.get("style")  # earlier versions had no perfect players
     return ResultKey(**by_field(ResultKey, {**data, "style": None if style is None else Style(style)}))
 
 
@@ -248,28 +268,34 @@ def _episode(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Episode
 
 
 def read_unplayable(path: Path) -> list[Unplayable]:
-    """What a file says in the place of results that there are none of."""
+    """Return the unplayable results of a file."""
+    items = []
     with path.open(encoding="utf-8") as lines:
-        found = [
-            read_line(line)["unplayable"] for line in lines if line.startswith(f'{{"format":{FORMAT},"unplayable"')
-        ]
-    return [Unplayable(_place(data["place"]), data["why"]) for data in found]
+        for line in lines:
+            # Only these lines are parsed, since those of results are long.
+            if line.startswith(f'{{"format":{FORMAT},"unplayable"'):
+                data = read_line(line)["unplayable"]
+                items.append(Unplayable(_place(data["place"]), data["why"]))
+    return items
 
 
 def read_results(path: Path, *, whole: bool = False, experts: bool = False) -> Iterator[Result]:
-    """Results of a file, also of instances that another strategy could not be played on.
+    """Yield the results of a file, also of instances that are unplayable for another strategy.
 
-    A last line that was cut is skipped with a warning. Raises `RecordError` that names the line.
+    An incomplete last line is skipped with a warning.
 
     Args:
-        path: of the file.
-        whole: with their episodes.
-        experts: with those of perfect players, and not of the policies alone.
+        path: path of the file.
+        whole: whether the results have their episodes.
+        experts: whether the results of perfect players are included.
+
+    Raises:
+        RecordError: a line is damaged; the message names it.
     """
     values: dict[str, Any] = {}
     for number, value in read_json_lines(path):
         try:
-            data = _known(value)
+            data = _checked(value)
             if "shared" in data:
                 values[data["shared"]] = data["value"] if whole else None
                 continue

@@ -1,4 +1,4 @@
-"""Strategies that play a task several times by itself: the majority's answer, or the best one by an oracle."""
+"""Strategies that play a task several times and take the majority's answer, or the best answer by an oracle."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d
 @stored_as("selfcest_training.evaluation.samples:Samples", samples="samples", max_reads="max_reads")
 @dataclass(frozen=True)
 class Samples(Strategy, Checked):
-    """Samples of the monolithic policy, one after the other, each with what the earlier ones left of the budget.
+    """Samples of the monolithic policy, one after the other, each under the rest of the budget.
 
-    Another sample starts if what is left could pay the dearest one so far. All tokens of all samples count.
+    Another sample starts if the rest would pay for the dearest sample so far. The tokens of all samples count.
 
     Attributes:
-        samples: at most.
-        max_reads: documents that a sample may read by key; 0: it sees the full text of all.
+        samples: largest number of samples.
+        max_reads: number of documents that a sample may read by key; 0: it sees the full text of all documents.
     """
 
     delegates: ClassVar[bool] = False
@@ -58,37 +58,43 @@ class Samples(Strategy, Checked):
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         played: list[Episodes] = [()] * len(instances)
         for sample in range(self.samples):
-            left = [(i, limits) for i, done in enumerate(played) if (limits := what_is_left(context.limits, done))]
-            records = self.play_once(
-                [instances[i] for i, _ in left], [limits for _, limits in left], sample, context, player
-            )
-            for (i, _), record in zip(left, records, strict=True):
+            limits_by_position: dict[int, Limits] = {}
+            for i, episodes in enumerate(played):
+                limits = find_remaining_limits(context.limits, episodes)
+                if limits is not None:
+                    limits_by_position[i] = limits
+            remaining = [instances[i] for i in limits_by_position]
+            records = self.play_once(remaining, list(limits_by_position.values()), sample, context, player)
+            for i, record in zip(limits_by_position, records, strict=True):
                 played[i] += (record,)
         return played
 
 
-def what_is_left(limits: Limits, episodes: Episodes) -> Limits | None:
-    """The limits with what episodes have used taken off; `None` if that could not pay the dearest of them again.
+def find_remaining_limits(limits: Limits, episodes: Episodes) -> Limits | None:
+    """Return the limits minus the tokens of the episodes; `None` if no other episode should start.
 
-    Also after an episode without a turn, whose prompt did not fit: another would be the same.
+    No other episode starts if the rest would not pay for the dearest episode, or if the last prompt did not fit.
     """
-    if episodes and not episodes[-1].root.turns:
+    if not episodes:
+        return limits
+    if not episodes[-1].root.turns:
         return None
-    left: dict[str, int] = {}
+    remaining: dict[str, int] = {}
     for name in ("total_tokens", "generated_tokens"):
-        limit, used = getattr(limits, name), [getattr(episode.cost, name) for episode in episodes]
-        if limit is None or not used:
+        limit = getattr(limits, name)
+        if limit is None:
             continue
-        left[name] = limit - sum(used)
-        if left[name] < max(*used, limits.answer_reserve, 1):
+        used = [getattr(episode.cost, name) for episode in episodes]
+        remaining[name] = limit - sum(used)
+        if remaining[name] < max(*used, limits.answer_reserve, 1):
             return None
-    return replace(limits, **left)
+    return replace(limits, **remaining)
 
 
 @stored_as("selfcest_training.evaluation.samples:SelfConsistency")
 @dataclass(frozen=True)
 class SelfConsistency(Samples):
-    """The answer that most samples give, compared in normal form; of equally frequent ones the first."""
+    """The most frequent answer of the samples, compared in normal form; of equally frequent answers the first."""
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
         return majority([episode.answer for episode in episodes])
@@ -97,7 +103,7 @@ class SelfConsistency(Samples):
 @stored_as("selfcest_training.evaluation.samples:BestOfN")
 @dataclass(frozen=True)
 class BestOfN(Samples):
-    """The sample that the grader likes best: an upper bound on what choosing can reach, by an oracle."""
+    """The sample with the best grade. It is an oracle: an upper bound for every way to choose a sample."""
 
     oracle: ClassVar[bool] = True
 
@@ -106,17 +112,20 @@ class BestOfN(Samples):
 
 
 def majority(answers: Sequence[str | None]) -> int:
-    """The position of the first of the most frequent answers; missing ones have no vote. 0 if there is no answer."""
+    """Return the position of the first of the most frequent answers, or 0 if there is no answer.
+
+    A missing answer (`None`) has no vote.
+    """
     forms = {i: normal_form(answer) for i, answer in enumerate(answers) if answer is not None}
     votes = Counter(forms.values())
     return max(forms, key=lambda i: (votes[forms[i]], -i), default=0)
 
 
 def normal_form(answer: str) -> str:
-    r"""An answer without what graders do not count: the last `\boxed{}`, exact values as numbers, words as SQuAD does.
+    r"""Return an answer without the differences that graders ignore.
 
-    Formulas keep their signs: `x-1` and `x+1` must not vote for each other. It never looks at the truth, so that a vote
-    is no oracle.
+    It is the last `\boxed{}`, with an exact value as a number and words normalized as SQuAD does. Formulas keep their
+    signs, since `x-1` and `x+1` must not vote for each other. The right answer is not used, so a vote is no oracle.
     """
     text = extract_last_boxed(answer) or answer
     formula = strip_variable_name(normalise(text))

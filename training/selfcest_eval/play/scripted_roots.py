@@ -1,4 +1,4 @@
-"""Strategies whose root follows a script, for its first turn or throughout, over clones that the policy plays."""
+"""Strategies whose root follows a script, in its first turn or in all turns. The policy plays the clones."""
 
 from __future__ import annotations
 
@@ -25,40 +25,58 @@ from selfcest_eval.play.strategies import Episodes, PlayContext, Strategy, check
 
 
 class ScriptedRoot:
-    """A policy: the root's first `turns` turns by a script (`None`: all of them), everything else by another policy.
+    """A policy whose root follows a script, while another policy plays all other turns.
 
-    `turn_tokens` bounds the policy's turns and not the script's: it is there for who may ramble, and a script that it
-    cut would be played by the policy under the script's name. So the game itself must leave turns unbounded. Tokens
-    behind the end of an account, or of a turn, are cut off: they would stand in the model's context and in no account.
+    Tokens beyond a grant are cut off the generation: they would be in the model's context and in no account.
+
+    Args:
+        policy: policy of the other turns.
+        codec: codec of the ids, if there is one.
+        script: actor of the scripted turns.
+        turns: number of scripted turns, the root's first ones; `None`: all of them.
+        turn_tokens: bound of a turn of the policy. It does not bound the script: a script that was cut would be
+            continued by the policy under the script's name. So the limits of the game must leave turns unbounded.
     """
 
     def __init__(
         self, policy: Policy, codec: Codec | None, *, script: Actor, turns: int | None, turn_tokens: int | None
     ) -> None:
-        self._script, self._policy = ScriptedPolicy(script, codec), policy
-        self._codec, self._turns, self._turn_tokens = codec, turns, turn_tokens
+        self._script = ScriptedPolicy(script, codec)
+        self._policy = policy
+        self._codec = codec
+        self._turns = turns
+        self._turn_tokens = turn_tokens
         self._grants: dict[TurnKey, int | None] = {}
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
-        scripted = [request for request in requests if self._is_scripted(request.observation)]
-        others = [self._bounded(request) for request in requests if not self._is_scripted(request.observation)]
-        for policy, chosen in ((self._script, scripted), (self._policy, others)):
-            self._grants.update((request.key, request.observation.max_new_tokens) for request in chosen)
-            if chosen:
-                policy.submit(chosen)
+        scripted: list[PolicyRequest] = []
+        sampled: list[PolicyRequest] = []
+        for request in requests:
+            if self._is_scripted(request.observation):
+                scripted.append(request)
+            else:
+                sampled.append(self._bounded(request))
+        for request in (*scripted, *sampled):
+            self._grants[request.key] = request.observation.max_new_tokens
+        if scripted:
+            self._script.submit(scripted)
+        if sampled:
+            self._policy.submit(sampled)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
-        # A server waits for an answer, so what the script has said comes first.
-        said = self._script.poll() or self._policy.poll()
-        return [(key, self._within(generation, self._grants.pop(key))) for key, generation in said]
+        # The script comes first, since polling a server waits for an answer.
+        finished = self._script.poll() or self._policy.poll()
+        return [(key, self._within(generation, self._grants.pop(key))) for key, generation in finished]
 
     def _bounded(self, request: PolicyRequest) -> PolicyRequest:
+        """Return the request with the smaller of its grant and the bound of a turn."""
         bounds = [n for n in (request.observation.max_new_tokens, self._turn_tokens) if n is not None]
         return replace(request, observation=replace(request.observation, max_new_tokens=min(bounds, default=None)))
 
     def _within(
         self, generation: Generation | InfrastructureError, grant: int | None
     ) -> Generation | InfrastructureError:
+        """Return the generation without the tokens beyond its grant."""
         if isinstance(generation, InfrastructureError) or self._codec is None or grant is None:
             return generation
         if len(generation.token_ids) <= grant:
@@ -71,21 +89,24 @@ class ScriptedRoot:
         return observation.role is Role.ROOT and (self._turns is None or observation.turn < self._turns)
 
 
-def obeyed(turns: Sequence[Turn]) -> bool:
-    """Whether there are turns and the game did what they said: nothing cut, refused, or refused to one clone."""
-    wrong = (Outcome.MALFORMED, Outcome.REFUSED)
-    return bool(turns) and not any(turn.facts.outcome in wrong or turn.facts.refused for turn in turns)
+def were_executed(turns: Sequence[Turn]) -> bool:
+    """Return whether the game executed every turn: none was cut or refused, and no clone of a call was refused.
+
+    Without any turn nothing was executed.
+    """
+    failed_outcomes = (Outcome.MALFORMED, Outcome.REFUSED)
+    return bool(turns) and not any(turn.facts.outcome in failed_outcomes or turn.facts.refused for turn in turns)
 
 
 class Split(Protocol):
-    """How a task is handed out to clones."""
+    """A way to divide a task among clones."""
 
     def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]: ...
 
 
 @dataclass(frozen=True)
 class OneCall:
-    """An `Actor` that hands its task out."""
+    """An `Actor` that delegates its task in one call."""
 
     split: Split
     protocol: PromptFormat
@@ -96,17 +117,17 @@ class OneCall:
 
 @dataclass(frozen=True)
 class ForkJoin(Strategy):
-    """The root's first turn is a scripted call; then the policy, as the root, makes an answer of the replies."""
+    """The root's first turn is a scripted call. Then the policy plays the root, and answers from the replies."""
 
     def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
-        """The scripted call: one request per clone."""
+        """Return the scripted call: one request per clone."""
         raise NotImplementedError(f"{type(self).__name__} has no requests(text, keys)")
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         clones = len(self.requests(task.prompt, tuple(task.context)))
-        # Just so many, that the policy as the root joins and calls nobody else.
+        # No more clones are allowed than the script calls, so the policy as the root cannot call others.
         limits = replace(limits, max_depth=1, max_clones=clones, max_clones_per_call=clones, max_reads=0)
-        return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it
+        return replace(limits, turn_tokens=None)  # `ScriptedRoot` bounds turns
 
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, 1)
@@ -116,17 +137,18 @@ class ForkJoin(Strategy):
         return partial(ScriptedRoot, script=script, turns=1, turn_tokens=context.limits.turn_tokens)
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return all(obeyed(episode.root.turns[:1]) for episode in episodes)
+        return all(were_executed(episode.root.turns[:1]) for episode in episodes)
 
 
 @stored_as("selfcest_training.evaluation.scripted_roots:SpawnJoin", threads="threads")
 @dataclass(frozen=True)
 class SpawnJoin(ForkJoin, Checked):
-    """A fixed number of parallel threads on the same question, each with all documents, after Adaptive Parallel
-    Reasoning (arXiv 2504.15466) without its learned choice of when to fork.
+    """A fixed number of parallel threads on the same question, each with all documents.
+
+    It follows Adaptive Parallel Reasoning (arXiv 2504.15466), without the learned choice of when to fork.
 
     Attributes:
-        threads: how many.
+        threads: number of threads.
     """
 
     threads: Count = 4
@@ -143,12 +165,13 @@ class SpawnJoin(ForkJoin, Checked):
 @stored_as("selfcest_training.evaluation.scripted_roots:MapReduce", documents_per_clone="documents_per_clone")
 @dataclass(frozen=True)
 class MapReduce(ForkJoin, Checked):
-    """Every document goes to a clone with the question; a task without documents goes to one clone.
+    """Every document goes to a clone with the question. A task without documents goes to one clone.
 
-    As the fan-out is the number of documents, `max_clones` and `max_clones_per_call` do not bound it; tokens do.
+    The number of documents decides the number of clones, so `max_clones` and `max_clones_per_call` do not bound it. The
+    token limits do.
 
     Attributes:
-        documents_per_clone: how many documents one clone is given.
+        documents_per_clone: number of documents that one clone gets.
     """
 
     documents_per_clone: Count = 1
@@ -162,7 +185,7 @@ class MapReduce(ForkJoin, Checked):
 @stored_as("selfcest_training.evaluation.scripted_roots:OracleDecomposition")
 @dataclass(frozen=True)
 class OracleDecomposition(Strategy):
-    """The source's expert plays the root, the policy its clones: what it could do if it knew how to delegate."""
+    """The source's expert plays the root, and the policy its clones: an estimate for a policy that delegates well."""
 
     oracle: ClassVar[bool] = True
     uses_expert: ClassVar[bool] = True
@@ -179,10 +202,11 @@ class OracleDecomposition(Strategy):
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=context.limits.turn_tokens)
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it
+        return replace(limits, turn_tokens=None)  # `ScriptedRoot` bounds turns
 
     def executed(self, episodes: Episodes) -> bool | None:
-        # An expert that can pay for no call works alone.
+        # An expert whose budget pays for no call works without clones.
         return all(
-            obeyed(episode.root.turns) and not episode.root.failed and episode.cost.clones > 0 for episode in episodes
+            were_executed(episode.root.turns) and not episode.root.failed and episode.cost.clones > 0
+            for episode in episodes
         )

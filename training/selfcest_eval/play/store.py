@@ -1,4 +1,4 @@
-"""A study's memory: what has been played, found again by what it follows from."""
+"""The stored results of a study, found by digests of everything that they follow from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from selfcest_eval.play.results import (
     Result,
     ResultKey,
     Unplayable,
-    at_place,
-    dump,
-    names_in,
+    dump_line,
+    iter_shared_names,
     parse_result,
     read_line,
     read_results,
+    write_at,
     write_result,
     write_unplayable,
     write_value,
@@ -27,19 +27,24 @@ from selfcest_training.files import create, open_for_append
 
 
 class Store:
-    """Two files. `played.jsonl` grows while a study plays; `results.jsonl` is the finished study, in its own order.
+    """The results of a study in two files.
 
-    What was played and is no part of the study any more stays in `played.jsonl`, so an option that is changed and
-    changed back plays nothing twice. A line cut off by a kill is dropped; any other broken line is a `RecordError`.
+    `played.jsonl` grows while a study plays. `results.jsonl` is the finished study, in the order of the config. Results
+    that the config no longer needs stay in `played.jsonl`, so an option that is changed and changed back plays nothing
+    twice.
+
+    Raises:
+        RecordError: a line is damaged. A last line that a killed process left incomplete is dropped.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._results, self._played = folder / "results.jsonl", folder / "played.jsonl"
+        self._results = folder / "results.jsonl"
+        self._played = folder / "played.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         check_store(folder)
         self._load()
-        if self._results.exists():  # while a study plays its results are no whole
+        if self._results.exists():  # a study that plays has no finished results
             with open_for_append(self._played) as file:
                 file.write(self._results.read_bytes())
                 _flush(file)
@@ -53,12 +58,12 @@ class Store:
         return played in self._offset_of_episodes
 
     def find_episodes(self, played: str) -> Result | None:
-        """A whole result with episodes that were played like this, whoever's it was."""
+        """Return a result with episodes of this digest, from any strategy; `None` if there is none."""
         offset = self._offset_of_episodes.get(played)
         return None if offset is None else parse_result(self._data(offset), self._value)
 
     def add(self, results: Iterable[Result]) -> None:
-        """Append; when it returns, a kill cannot lose them."""
+        """Append results. They are on the disk when it returns, so a kill cannot lose them."""
         results = list(results)
         if not results:
             return
@@ -73,54 +78,65 @@ class Store:
 
             for result in results:
                 line = write_result(result, share)
-                self._offset_of[result.key] = self._offset_of_episodes[result.played] = file.tell()
+                self._offset_of[result.key] = file.tell()
+                self._offset_of_episodes[result.played] = file.tell()
                 file.write(line.encode())
             _flush(file)
 
     def finish(self, order: Iterable[tuple[str, ResultKey]], unplayable: Mapping[str, str]) -> Path:
-        """Write `results.jsonl`: the results with these keys, at these places, or why there is none. Returns its path.
+        """Write `results.jsonl` and return its path.
 
-        What was unplayable is not remembered: a store that is opened again lacks it.
+        The causes of unplayable results are only in this file, so a resumed study plays these results again.
+
+        Args:
+            order: keys and places of the results.
+            unplayable: causes by the key of the result that could not be played.
         """
-        partial, kept, written = self._results.with_suffix(".partial"), set[str](), set[str]()
+        partial = self._results.with_suffix(".partial")
+        finished_keys: set[str] = set()
+        written: set[str] = set()
         with create(partial) as file:
             for key, place in order:
                 if key in unplayable and key not in self:
                     file.write(write_unplayable(Unplayable(place, unplayable[key])))
                     continue
                 data = self._data(self._offset_of[key])
-                file.writelines(self._values_of(data, written))
-                file.write(at_place(data, place))
-                kept.add(key)
+                file.writelines(self._shared_lines(data, written))
+                file.write(write_at(data, place))
+                finished_keys.add(key)
             _flush(file)
         partial.rename(self._results)
-        self._forget(kept)
+        self._remove_from_played(finished_keys)
         return self._results
 
-    def _forget(self, kept: set[str]) -> None:
-        """Leave in `played.jsonl` what `results.jsonl` does not have."""
-        partial, written = self._played.with_suffix(".partial"), set[str]()
+    def _remove_from_played(self, keys: set[str]) -> None:
+        """Remove results from `played.jsonl`, and the file if no result is left."""
+        partial = self._played.with_suffix(".partial")
+        written: set[str] = set()
         with create(partial) as file:
-            for offset in (offset for key, offset in self._offset_of.items() if key not in kept):
+            for key, offset in self._offset_of.items():
+                if key in keys:
+                    continue
                 data = self._data(offset)
-                file.writelines(self._values_of(data, written))
-                file.write(dump(data))
+                file.writelines(self._shared_lines(data, written))
+                file.write(dump_line(data))
             _flush(file)
-            empty = file.tell() == 0
-        if empty:
+            is_empty = file.tell() == 0
+        if is_empty:
             partial.unlink()
             self._played.unlink()
         else:
             partial.rename(self._played)
 
-    def _values_of(self, data: dict[str, Any], written: set[str]) -> Iterator[str]:
-        """Lines of the tasks and documents of a result that have not been written yet."""
-        for name in names_in(data, self._value):
+    def _shared_lines(self, data: dict[str, Any], written: set[str]) -> Iterator[str]:
+        """Yield the lines of the tasks and documents of a result that are not in `written`, and add them to it."""
+        for name in iter_shared_names(data, self._value):
             if name not in written:
                 written.add(name)
-                yield dump(self._data(self._offset_of_value[name]))
+                yield dump_line(self._data(self._offset_of_value[name]))
 
     def _load(self) -> None:
+        """Read the offset of every line of `played.jsonl`, and cut off an incomplete last line."""
         self._offset_of: dict[str, int] = {}
         self._offset_of_episodes: dict[str, int] = {}
         self._offset_of_value: dict[str, int] = {}
@@ -138,7 +154,8 @@ class Store:
                         self._offset_of_value[data["shared"]] = offset
                     elif "unplayable" not in data:
                         result = parse_result(data, None)
-                        self._offset_of[result.key] = self._offset_of_episodes[result.played] = offset
+                        self._offset_of[result.key] = offset
+                        self._offset_of_episodes[result.played] = offset
                 except RecordError as error:
                     raise RecordError(f"{self._played}, line {number}: {error}") from error
                 offset += len(line)
@@ -148,7 +165,7 @@ class Store:
     def _value(self, name: str) -> Any:
         if name not in self._offset_of_value:
             raise RecordError(
-                f"{self._played} has lost a task or a document ({name}); remove the file to play its results again"
+                f"{self._played} lacks a task or a document ({name}); remove the file to play its results again"
             )
         return self._data(self._offset_of_value[name])["value"]
 
@@ -159,15 +176,15 @@ class Store:
 
 
 def check_store(folder: Path) -> None:
-    """Raise `RecordError` that names the line if a store would refuse a folder. Nothing there is changed."""
+    """Raise `RecordError` that names the damaged line of a folder, if there is one. The folder is only read."""
     for file in (folder / "results.jsonl", folder / "played.jsonl"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a cut last line is played again
+            warnings.simplefilter("ignore")  # the result of an incomplete last line is played again
             for _ in read_results(file) if file.exists() else ():
                 pass
 
 
 def _flush(file: IO[Any]) -> None:
-    """To the disk, not only to the system."""
+    """Write to the disk, and not only to the cache of the operating system."""
     file.flush()
     os.fsync(file.fileno())

@@ -1,6 +1,6 @@
-"""Strategies: ways to spend one budget on a task. All play through the rollout and the kernel's ledger.
+"""Strategies: ways to spend one budget on a task. All of them play through the rollout and the kernel's ledger.
 
-The budget is of the whole strategy: one that plays several episodes on a task gives each what the earlier ones left.
+The budget bounds the whole strategy. If it plays several episodes on a task, each gets the rest of the budget.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from selfcest_env.stored import declared_name, stored_as, to_stored
 from selfcest_env.tasks import ExpertSource, Style, TaskSource
 from selfcest_env.types import Limits, Task
 
-Episodes = tuple[EpisodeRecord, ...]  # those of one task, in the order in which they were played
+Episodes = tuple[EpisodeRecord, ...]  # the episodes of one task, in the order of play
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A task to play, and the seed of everything random about it."""
+    """A task to play, with the seed of all its randomness."""
 
     task: Task
     seed: int
 
     @property
     def name(self) -> str:
-        """What the ids of its episodes begin with, up to the last dot."""
+        """The beginning of the ids of its episodes, up to the last dot."""
         return f"{self.task.task_id}.{self.seed:x}"
 
 
 @dataclass(frozen=True)
 class PlayContext:
-    """What a strategy plays under; it is known before a policy is loaded.
+    """The context of a strategy, which is known before a policy is loaded.
 
     Attributes:
-        limits: of the whole strategy, budget included.
-        temperature: of sampling.
-        source: where the tasks come from, for strategies that ask its expert.
-        protocol: how actions are written, for strategies that write some.
+        limits: limits of the whole strategy, budget included.
+        temperature: sampling temperature.
+        source: source of the tasks, for strategies that use its expert.
+        protocol: prompt format, for strategies that write actions.
     """
 
     limits: Limits
@@ -57,14 +57,23 @@ class PlayContext:
 @stored_as("selfcest_training.evaluation.strategies:Strategy")
 @dataclass(frozen=True)
 class Strategy:
-    """One episode per task, as the policy plays it. Others are subclasses, whose fields are their options."""
+    """The strategy that plays one episode per task, and the base of all others.
 
-    oracle: ClassVar[bool] = False  # it uses what no player can know; labelled so wherever its numbers stand
+    The fields of a subclass are its options.
+    """
+
+    # Whether it uses what no player can know. Its numbers are labelled so in every report.
+    oracle: ClassVar[bool] = False
+    # Whether it uses the expert of the source.
     uses_expert: ClassVar[bool] = False
-    delegates: ClassVar[bool] = True  # where the limits allow it
-    decides_first: ClassVar[bool] = False  # it writes down whether it delegates before it works
-    in_series: ClassVar[bool] = False  # of several episodes each waits for the one before, and none is a sample
-    # Raise it where equal options play or count as executed otherwise than before: a study that is resumed plays anew.
+    # Whether it delegates where the limits allow it.
+    delegates: ClassVar[bool] = True
+    # Whether it writes down the choice to delegate before it works.
+    decides_first: ClassVar[bool] = False
+    # Whether each of several episodes waits for the one before and none is a sample.
+    in_series: ClassVar[bool] = False
+    # A change of the code must raise it if equal options play or count as executed otherwise than before. Then a
+    # resumed study plays the strategy again.
     version: ClassVar[int] = 0
 
     @property
@@ -82,78 +91,87 @@ class Strategy:
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        """All that decides how its episodes are played, the `PlayContext` apart. Equal recipes share episodes."""
+        """Everything besides the `PlayContext` that decides its episodes. Strategies with equal recipes share them."""
         recipe = {"strategy": self.identity, **to_stored(self)}
-        # Results that were stored before strategies had versions are found under a recipe without one.
+        # Earlier versions stored results under a recipe without a version.
         return {**recipe, "version": self.version} if self.version else recipe
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        """What an episode on this task may use, of what the strategy may use."""
+        """Return the limits of an episode on this task, within the limits of the strategy."""
         return limits
 
     def check(self, context: PlayContext) -> None:
-        """Raise `ConfigError` if the strategy could not be what it is named for."""
+        """Raise `ConfigError` if the strategy cannot be played as its name says in this context."""
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
-        """Raise `ConfigError` if one of these tasks of a source must not be played, as one that was learned from."""
+        """Raise `ConfigError` if a task must not be played, for example because the strategy learned from it."""
         for player in self.players():
             if player is not self:
                 player.check_tasks(tasks, source)
 
     def players(self) -> tuple[Strategy, ...]:
-        """Who plays in its name: itself, or all that it may hand an instance to."""
+        """Return the strategies that play its instances: itself, or all strategies that it may hand an instance to."""
         return (self,)
 
     def styles(self) -> tuple[Style, ...]:
-        """How its perfect player works, the source's expert in the policy's place; several if the policy may choose.
+        """Return the styles of the expert that plays it perfectly; several if the policy may choose.
 
-        None by default: an expert does not know how to play a strategy that it has not been told of.
+        The default is none, since an expert cannot play a strategy that it does not know.
         """
         return ()
 
     def wrapper(self, context: PlayContext) -> PolicyWrapper | None:
-        """What stands around the player's policy; `None`: nothing."""
+        """Return the wrapper of the player's policy, if there is one."""
         return None
 
     def prompt_variant(self, context: PlayContext) -> PromptVariant | None:
-        """What its episodes say around the policy's protocol, e.g. `AddTurnLimit`; `None`: nothing."""
+        """Return the prompt variant of its episodes, such as `AddTurnLimit`, if there is one."""
         return None
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
-        """The episodes of every instance. Together they never use more than the context's limits."""
-        return [
-            (record,) for record in self.play_once(instances, [context.limits] * len(instances), 0, context, player)
-        ]
+        """Return the episodes of every instance. Those of one instance never exceed the context's limits together."""
+        records = self.play_once(instances, [context.limits] * len(instances), 0, context, player)
+        return [(record,) for record in records]
 
     def play_once(
         self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, context: PlayContext, player: Player
     ) -> list[EpisodeRecord]:
-        """One episode of every instance, each under limits of its own, all in one rollout."""
-        requests, prompt_variant = [], self.prompt_variant(context)
-        for instance, allowed in zip(instances, limits, strict=True):
+        """Play one episode of every instance in one rollout.
+
+        Args:
+            instances: instances to play.
+            limits: limits of the strategy on each instance.
+            sample: number of the sample; each has a seed of its own.
+            context: context of the strategy.
+            player: player of the policy.
+        """
+        prompt_variant = self.prompt_variant(context)
+        requests = []
+        for instance, strategy_limits in zip(instances, limits, strict=True):
+            # The first sample has the seed of the instance, so that it is the episode of a strategy without samples.
             seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
-            own = self.limits(allowed, instance.task)
+            episode_limits = self.limits(strategy_limits, instance.task)
             name = f"{instance.name}.{sample}"
-            requests.append(RolloutRequest(name, instance.task, seed, own, prompt_variant=prompt_variant))
+            requests.append(RolloutRequest(name, instance.task, seed, episode_limits, prompt_variant=prompt_variant))
         return player.play(requests, context.temperature, wrap=self.wrapper(context))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
-        """Which episode's answer counts. Strategies that look at `grades` are oracles."""
+        """Return the position of the episode whose answer counts. A strategy that reads `grades` is an oracle."""
         return 0
 
     def waited(self, episodes: Episodes) -> bool:
-        """Whether of an instance's episodes each had to wait for the one before."""
+        """Return whether each episode of an instance waited for the one before."""
         return self.in_series
 
     def executed(self, episodes: Episodes) -> bool | None:
-        """Whether its script was played as it was written; `None` for a strategy without one."""
+        """Return whether its script was played as written; `None` for a strategy without a script."""
         return None
 
 
 @stored_as("selfcest_training.evaluation.strategies:Delegate")
 @dataclass(frozen=True)
 class DelegatingStrategy(Strategy):
-    """The policy may delegate, as the limits say."""
+    """The policy may delegate within the limits."""
 
     def check(self, context: PlayContext) -> None:
         check_delegation(context.limits, 1)
@@ -165,7 +183,7 @@ class DelegatingStrategy(Strategy):
 @stored_as("selfcest_training.evaluation.strategies:Monolithic")
 @dataclass(frozen=True)
 class Monolithic(Strategy):
-    """No clones; the root sees the full text of every document."""
+    """A root without clones, which sees the full text of every document."""
 
     delegates: ClassVar[bool] = False
 
@@ -179,10 +197,10 @@ class Monolithic(Strategy):
 @stored_as("selfcest_training.evaluation.strategies:MonolithicRead", max_reads="max_reads")
 @dataclass(frozen=True)
 class MonolithicRead(Strategy):
-    """No clones; the root sees keys and reads documents into its own context.
+    """A root without clones, which sees the keys of documents and reads documents into its own context.
 
     Attributes:
-        max_reads: documents of one episode; `None`: as many as the budget pays.
+        max_reads: number of documents that one episode may read; `None`: bounded by the budget only.
     """
 
     delegates: ClassVar[bool] = False
@@ -219,40 +237,40 @@ STRATEGIES = Registry(
 )
 
 
-_CONFIG_NAME = "__config_name__"  # the attribute of a strategy that holds the name by which a config made it
+_CONFIG_NAME = "__config_name__"  # attribute with the name of a strategy in the config
 
 
 def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
-    """A strategy by name or `package.module:Class`, with its options. Raises `ConfigError`."""
+    """Return a strategy by name or `package.module:Class`, with its options. Raises `ConfigError`."""
     strategy = STRATEGIES.make(name, options, where=f"{where}.options")
-    # A frozen dataclass, and no field of it: fields are the options.
+    # It is not a field, since fields are the options. The dataclass is frozen, so `setattr` would raise.
     object.__setattr__(strategy, _CONFIG_NAME, name)
     return strategy
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """The class of a strategy, by name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
+    """Return the class of a strategy by name or `package.module:Class`. Raises `ConfigError` or `PlugInError`."""
     return STRATEGIES.load(name)
 
 
-def shown_name(label: str, strategy: Strategy | type[Strategy]) -> str:
-    """The strategy's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
+def display_name(label: str, strategy: Strategy | type[Strategy]) -> str:
+    """Return the strategy's name in tables, plots and sentences. Oracles are marked in all of them."""
     return f"{label} (oracle)" if strategy.oracle else label
 
 
 def expert_of(context: PlayContext) -> ExpertSource:
-    """The source, if it has an expert. Raises `ConfigError` if it has none."""
+    """Return the source, which must have an expert. Raises `ConfigError` if it has none."""
     if isinstance(context.source, ExpertSource):
         return context.source
     raise ConfigError(
-        f"{type(context.source).__name__} has no expert to play the root, or begin for it; name the families that have "
-        "one in the strategy's families"
+        f"{type(context.source).__name__} has no expert, which the strategy needs for the root; name only families "
+        "with an expert in the strategy's families"
     )
 
 
 def check_delegation(limits: Limits, clones: int) -> None:
-    """Raise `ConfigError` if an agent could not call so many clones at once."""
-    for name in ("max_depth", "max_clones", "max_clones_per_call"):
-        limit, needed = getattr(limits, name), 1 if name == "max_depth" else clones
+    """Raise `ConfigError` if the limits forbid a call of so many clones."""
+    for name, needed in (("max_depth", 1), ("max_clones", clones), ("max_clones_per_call", clones)):
+        limit = getattr(limits, name)
         if limit is not None and limit < needed:
             raise ConfigError(f"limits.{name} is {limit}, and the strategy needs at least {needed}; raise it")

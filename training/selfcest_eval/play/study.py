@@ -1,4 +1,4 @@
-"""Plays a study: every strategy on every instance, at every budget and with every seed. Nothing is played twice."""
+"""A study: every strategy plays every instance, at every budget and with every seed. Nothing is played twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from selfcest_agents.player import Player
@@ -30,24 +30,25 @@ from selfcest_eval.play.costs import WALL, costs_of
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
-from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, make_policy
+from selfcest_eval.play.policies import MINIMAL_LIMITS, PolicySource, check_servers, make_policy
 from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.store import Store
-from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy, shown_name
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, display_name, make_strategy
 from selfcest_eval.play.unplayable import RetryingPlayer
 from selfcest_training.config import EvalSet
 from selfcest_training.servers import store_counts
 
-# Is told how many instances are done since the last report, and the name of their cell.
+# Called with the number of instances that were finished since the last call, and the name of their cell.
 OnPlayed = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
 class EvalItem:
-    """An instance of a cell, with the keys under which its result is stored.
+    """An instance of a cell, with the keys of its stored result.
 
     Attributes:
-        place: where the result stands in the study.
+        instance: the instance.
+        place: place of the result in the study.
         key: digest of everything that the result follows from.
         played: digest of everything that the episodes follow from.
     """
@@ -131,17 +132,20 @@ class Study:
 
     @property
     def crossed(self) -> bool:
-        """Whether a seed means other weights, which are the same for all instances, and not only other samples."""
+        """Whether seeds have different weights, so that they are crossed with instances; see `Resampler`."""
         return any(policy.seeded for policy in self._policies.values())
 
     @property
     def size(self) -> int:
-        """Number of results that the study has."""
+        """The number of results of the complete study."""
         return sum(len(self._tasks(cell)) for cell in self.cells())
 
     def count_stored(self, store: Store) -> int:
-        """Count the study's results that are in the store, or whose episodes are and only have to be graded again."""
-        return sum(not self._must_be_played(item, store) for cell in self.cells() for item in self._items_of(cell))
+        """Count the study's results whose episodes are stored. Some of them may have to be graded again."""
+        count = 0
+        for cell in self.cells():
+            count += sum(not self._must_be_played(item, store) for item in self._items_of(cell))
+        return count
 
     @staticmethod
     def _must_be_played(item: EvalItem, store: Store) -> bool:
@@ -149,7 +153,7 @@ class Study:
 
     def label(self, strategy: str) -> str:
         """Return the strategy's name in tables; oracles are marked there."""
-        return shown_name(strategy, self.strategies[strategy])
+        return display_name(strategy, self.strategies[strategy])
 
     def cells(self) -> Iterator[EvalCell]:
         """Yield every cell in the order of the results."""
@@ -189,9 +193,9 @@ class Study:
         """Play the instances that the store lacks, and return the file of all results.
 
         Args:
-            store: holds the results.
-            report: is told of progress.
-            player: plays instead of the study's policy, as when the weights are loaded already.
+            store: store of the results.
+            report: called after each batch, see `OnPlayed`.
+            player: player that is used instead of the study's policies, for example if the weights are loaded already.
 
         Raises:
             ConfigError: a policy with instances left to play has a server that does not answer.
@@ -228,7 +232,7 @@ class Study:
         return store.finish(self.order(), self._unplayable_causes())
 
     def _unplayable_causes(self) -> dict[str, str]:
-        """Return the last failure of every result that there is none of, by the key of the result."""
+        """Return the last failure of every unplayable result, by the key of the result."""
         causes: dict[str, str] = {}
         if not self._unplayable:
             return causes
@@ -268,7 +272,7 @@ class Study:
             if lacking:
                 missing.append((cell, lacking))
         if not missing:
-            return  # no model is loaded for nothing
+            return  # no model is loaded if nothing is missing
         with closing(policy.load(seed)) if loaded is None else nullcontext(loaded) as player:
             for cell, lacking in missing:
                 strategy = self.strategies[cell.strategy]
@@ -307,10 +311,10 @@ class Study:
         """Yield the results of the episodes that can be graded, and note the others as unplayable.
 
         Args:
-            cell: the cell that they belong to.
-            played: items with their episodes and wall-clock seconds.
+            cell: cell of the items.
+            played: items, each with its episodes and wall-clock seconds.
         """
-        self.reward.prepare([episode for _, episodes, _ in played for episode in episodes])
+        self.reward.prepare(list(chain.from_iterable(episodes for _, episodes, _ in played)))
         for item, episodes, seconds in played:
             try:
                 yield self._result(item, cell, episodes, seconds)
@@ -337,7 +341,7 @@ class Study:
         """Let the expert play a cell. Its episodes are not stored: the same script plays them again."""
         items = self._items_of(cell)
         strategy = self.strategies[cell.strategy]
-        rules = self.policy_of(cell.strategy).rules(LEAST)
+        rules = self.policy_of(cell.strategy).rules(MINIMAL_LIMITS)
         for start in range(0, len(items), self.config.batch):
             batch = items[start : start + self.config.batch]
             lacking = [item for item in batch if item.key not in store]
@@ -431,7 +435,7 @@ class Study:
             self.config.limits_at(cell.budget, cell.strategy),
             self.config.temperature_of(cell.strategy),
             self.sources[cell.eval_set.family, cell.eval_set.size],
-            self.policy_of(cell.strategy).rules(LEAST).protocol,
+            self.policy_of(cell.strategy).rules(MINIMAL_LIMITS).protocol,
         )
 
     def _items_of(self, cell: EvalCell) -> list[EvalItem]:
@@ -450,7 +454,7 @@ class Study:
             context.temperature,
             self._fingerprints[self._policy_name(cell.strategy), cell.seed],
             to_stored(_changed(self.config.tasks[eval_set.family], eval_set)) if needs_expert else None,
-            *said_by(strategy, context),
+            *protocol_texts(strategy, context),
             *([cell.style] if is_perfect_player else []),
         )
         choice = [strategy.identity, self._judge, self._costs]
@@ -516,7 +520,7 @@ class Study:
             raise ConfigError(f"{place}: {error}") from error
 
 
-def said_by(strategy: Strategy, context: PlayContext) -> list[list[str]]:
+def protocol_texts(strategy: Strategy, context: PlayContext) -> list[list[str]]:
     """Return what a strategy tells its agents beyond the policy's protocol, for keys of stored results.
 
     The texts are openings and reminders of sample observations, a list for each player with a prompt variant of its

@@ -11,7 +11,7 @@ from selfcest_env.structure import format_value
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.policies import is_seeded
 from selfcest_eval.play.results import Result
-from selfcest_eval.play.strategies import find_strategy, shown_name
+from selfcest_eval.play.strategies import display_name, find_strategy
 from selfcest_eval.stats.decision_table import find_forced_triples
 from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import Curves
@@ -86,7 +86,7 @@ def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Se
     return Reading(
         subjects=subjects or (config.subject_strategy,),
         aside=[*(triple.always for triple in triples), *(triple.never for triple in triples)],
-        labels={label: shown_name(label, strategy) for label, strategy in strategies.items()},
+        labels={label: display_name(label, strategy) for label, strategy in strategies.items()},
         baselines=baselines,
         swept=config.swept,
         costs=tuple(config.measures),
