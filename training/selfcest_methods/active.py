@@ -79,6 +79,8 @@ def compute_consistency(outcomes: Sequence[bool], uncertainties: Sequence[float 
     right = np.array([float(o) for o, u in zip(outcomes, uncertainties, strict=True) if u is not None])
     if not len(right) or right.std() == 0:
         return 0.0
+    # This is minus the point-biserial correlation times the std of the uncertainties. Without a division by this std,
+    # a few rollouts of nearly equal uncertainty have little effect.
     advantages = (right - right.mean()) / right.std()
     return float(-np.mean(advantages * np.array([u for u in uncertainties if u is not None])))
 

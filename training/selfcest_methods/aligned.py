@@ -108,6 +108,7 @@ class Aligned(Stateful[AlignmentState]):
             return weights
         for name, (covariance, primary_variance, term_variance) in self.state.sums.items():
             scale = np.sqrt(primary_variance * term_variance)
+            # The formula has the covariance. The correlation has no unit, so that one rate serves all terms.
             correlation = covariance / scale if scale > 0 else 0.0
             weight = weights[name] + self.options.rate * (correlation - self.options.shrink * weights[name])
             weights[name] = float(np.clip(weight, 0.0, self.options.most))

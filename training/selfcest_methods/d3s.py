@@ -100,6 +100,7 @@ class D3s(CountsSteps, WrapperScheme):
                     advantages = _per_token(credit.advantage[key], len(turn.generation.token_ids))
                     scores[key] = np.abs(advantages) * internals[key].entropies
         descending = np.sort(np.concatenate([*scores.values(), []]))[::-1]
+        # Tokens of equal scores are kept together, so that no order among them decides.
         threshold = 0.0
         if len(descending) and token_share < 1:
             threshold = descending[math.ceil(token_share * len(descending)) - 1]

@@ -70,6 +70,7 @@ class Dots(BucketSampler[SuccessSums]):
 
     def estimate_rate(self, bucket: Bucket) -> float:
         """Return the estimated success rate of a bucket."""
+        # Half of the prior is right, so a bucket without similar ones has rate 1/2 and is tried.
         successes = self.options.prior / 2
         rollouts = self.options.prior
         for seen_bucket, sums in self.memory.sums_by_bucket.items():

@@ -57,6 +57,7 @@ class Gae(FittedValues[ValueHead]):
         for episode in group.episodes:
             for agent in _get_acting_agents(episode):
                 values = self.state(build_features(episode, [agent], internals))
+                # The episode has one reward, the team return, at the end of every agent's chain.
                 deltas = np.diff(values, append=episode.team_return).tolist()
                 turn_advantage = 0.0
                 for turn in reversed(range(len(deltas))):

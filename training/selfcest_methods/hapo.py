@@ -90,6 +90,7 @@ class Hapo(CreditAssigner, Checked):
             heights = step_heights[start:end]
             start = end
             ratio = np.exp(internals[key].logprobs - np.array(turn.generation.behavior_logprobs))
+            # Without staleness every ratio is 1 up to rounding, and only tokens of low entropy are scaled.
             is_neutral = np.abs(ratio - 1) < self.neutral
             is_scaled = (heights > 0) != is_neutral
             factors[key] = np.where(is_scaled, 1 + self.beta * heights, 1.0)

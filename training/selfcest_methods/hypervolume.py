@@ -81,6 +81,7 @@ class Hypervolume(Stateful[Front]):
     options: HypervolumeOptions
 
     def weights(self, step: int) -> Mapping[str, float]:
+        # The constants are those of the released code: 0.5 without a gain, below 2 for any gain.
         factor = 1.0
         if self.state.count:
             factor = 0.5 + 1.5 * math.tanh(self.options.scale * self._compute_gain())

@@ -137,7 +137,10 @@ def compute_values(rates: Floats, counts: Ints) -> Floats:
     """Return the value of every number of rollouts of tasks with these success rates, [N, C]."""
     p = rates[:, None]
     n = counts[None, :]
-    return np.asarray((1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2)
+    # Without both outcomes a group baseline gives no gradient.
+    both_outcomes = 1 - p**n - (1 - p) ** n
+    # p (1 - p)^2 is the expected gain of the success rate, to first order. It is largest at p = 1/3.
+    return np.asarray(both_outcomes * p * (1 - p) ** 2)
 
 
 def solve_knapsack(values: Floats, counts: Ints, tokens: Floats, budget: float, resolution: int) -> Ints:

@@ -108,6 +108,7 @@ class Lagrangian(Stateful[Multiplier]):
         """Return the relative error of the last observed step, positive where the bound is broken; 0 before any."""
         if not self.state.count:
             return 0.0
+        # Relative to the bound, so that the same rate serves bounds on tokens and on shares.
         mean = self.state.sum / self.state.count
         if self.options.at_most is not None:
             return (mean - self.options.at_most) / (abs(self.options.at_most) or 1.0)

@@ -142,6 +142,7 @@ class Scaler(Stateful[ScalerState]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        # Making a source can read a file, so each one is made once.
         self._source_by_level: dict[tuple[str, int], TaskSource] = {}
 
     def check_menu(self, menu: TaskMenu) -> None:
