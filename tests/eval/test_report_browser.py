@@ -288,7 +288,7 @@ def test_a_watched_run_s_page_renews_itself_and_keeps_what_its_reader_chose(
     browser: Any, run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "MIN_RELOAD_SECONDS", 4.0)
-    monkeypatch.setattr(serve, "_PAUSE", 0)
+    monkeypatch.setattr(serve, "_PAUSE_FACTOR", 0)
     for name in ("learning_figure", "frontier_figure", "delegation_figure"):  # seconds, for files that no page shows
         monkeypatch.setattr(page_of_report, name, lambda *given: [path.touch() for path in given[-1]])
     folder = tmp_path / run.name

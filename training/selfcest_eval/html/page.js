@@ -1,5 +1,5 @@
-// What every page's script stands on: reading the data, making elements, numbers in words, light and dark.
-// Whatever a model, a task or a file wrote becomes a text node. Nothing here, and nothing after, parses HTML.
+// Functions for the scripts of all pages: data, elements, numbers in words, light and dark.
+// Texts of models, tasks and files become text nodes. No script of a page parses HTML.
 
 /** The JSON value that the page carries under a name. */
 function read(name) {
@@ -84,12 +84,12 @@ function decoded(part) {
   }
 }
 
-// On paper nothing opens.
+// Nothing can be opened on paper, so everything is opened before printing.
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });
 
-// Light and dark: as the system has it, until the reader says otherwise.
+// Light and dark follow the system until the reader chooses.
 {
   const button = document.getElementById("scheme");
   const dark = matchMedia("(prefers-color-scheme: dark)");

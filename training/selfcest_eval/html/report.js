@@ -1,4 +1,4 @@
-// The page of `selfcest report`: a verdict, then the numbers that it is read from. Texts become text nodes alone.
+// The page of `selfcest report`: a verdict, then its numbers. Texts become text nodes only.
 
 const report = read("report");
 const MARKS = 6;
@@ -16,7 +16,7 @@ const portion = (value) =>
   value == null ? ["–"] : [value[0].toFixed(2), value[1] == null ? null : make("span", { class: "interval" }, `[${value[1].toFixed(2)}, ${value[2].toFixed(2)}]`)];
 const fixed = (value, digits = 3) => (value == null ? "–" : (Number(value.toFixed(digits)) || 0).toFixed(digits).replace("-", "−"));
 
-// What a strategy looks like, everywhere on the page: a variant before RL has its own colour, dashed and hollow.
+// Colour and mark of each strategy on the whole page. A variant before RL has the same, dashed and hollow.
 
 function looks(source) {
   const names = [...new Set([...source.final, ...source.rows.map((row) => row.strategy)])];
@@ -115,7 +115,7 @@ function range(values, ends = [], atLeast = 0) {
  * `xs` are names where x is a place among them. Points with marks can be focused and say what they are.
  */
 function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small = false }) {
-  // Where the window is narrow the drawing is too, so that its letters are not made small with it.
+  // In a narrow window the drawing is narrow as well; scaling it down would make its letters too small.
   width = Math.min(width, Math.max(320, document.documentElement.clientWidth - 80));
   const few = small || width < 480;
   const left = small ? 44 : 54;
@@ -277,7 +277,7 @@ function failed(source, id) {
   return make(
     "section",
     { class: "notice", id: id("failures") },
-    make("strong", {}, "Before you read any gap:"),
+    make("strong", {}, "Read this before any comparison:"),
     make("ul", {}, source.failures.map((line) => make("li", {}, line))),
   );
 }
@@ -401,7 +401,7 @@ function frontier(source, id, look) {
   return block(
     id("frontier"),
     SECTIONS.frontier,
-    make("p", { class: "muted small lead" }, "Up and to the left is better. Whiskers are intervals; point at a mark, or go to it with the tab key, to read them. Dashed and hollow: before RL."),
+    make("p", { class: "muted small lead" }, "Better is up and to the left. Whiskers are intervals. Point at a mark, or reach it with the tab key, to read its numbers. Dashed lines and hollow marks: before RL."),
     controls,
     legendPlace,
     place,
@@ -474,7 +474,7 @@ function decisions(source, id, look) {
     judged.length ? make("p", { class: "muted small lead" }, source.decisions_meaning) : null,
     judged.length
       ? table(
-          "What its choices were worth, against both choices forced on the same weights",
+          "Rewards of its own choices, and of both choices forced on the same weights",
           [name("family"), name("policy"), number("seed"), ...["reward", "always", "never", "best threshold", "regret", "precision", "recall", "F1"].map(number)],
           judged,
         )
@@ -532,7 +532,7 @@ function learning(source, id, look) {
         make("h4", {}, one.name),
         moving.length ? make("div", { class: "panels" }, moving.map((panels) => panel(data, panels))) : null,
         still.length
-          ? make("p", { class: "muted small" }, `The same throughout: ${still.map((panels) => `${panels.title} ${measure(constant(data, panels))}`).join("; ")}.`)
+          ? make("p", { class: "muted small" }, `Constant: ${still.map((panels) => `${panels.title} ${measure(constant(data, panels))}`).join("; ")}.`)
           : null,
         moving.length ? numbers(data, moving) : null,
       ];
@@ -548,7 +548,7 @@ function learning(source, id, look) {
   return block(
     id("learning"),
     SECTIONS.learning,
-    make("p", { class: "muted small lead" }, "Training episodes, at the temperature that is trained with; a mean over seeds with its interval as a band and single seeds as thin lines."),
+    make("p", { class: "muted small lead" }, "Training episodes, at the temperature of training. A line is the mean over seeds, a band its interval, and a thin line a single seed."),
     make(
       "div",
       { class: "controls" },
@@ -567,10 +567,10 @@ function pathologies(source, id) {
   return block(
     id("pathologies"),
     SECTIONS.pathologies,
-    make("p", { class: "muted small lead" }, "Counted in the evaluated episodes of every policy, and in the training groups that were stored. The worst one is a link into its tree."),
+    make("p", { class: "muted small lead" }, "Counted in the evaluated episodes of every policy, and in the stored training groups. The worst episode links to its tree."),
     table(
-      "How often, of how often it could have been",
-      [name("pathology"), name("of"), number("found"), number("of"), name("share"), name("the worst")],
+      "Episodes or groups with each pathology, of those that could have it",
+      [name("pathology"), name("of"), number("found"), number("of"), name("share"), name("worst episode")],
       source.pathologies.map((one) => [
         { class: "name", text: one.name, title: one.meaning },
         name(one.owner),
@@ -580,7 +580,7 @@ function pathologies(source, id) {
         name(one.worst ? [one.worst.href ? make("a", { href: one.worst.href }, one.worst.episode) : make("code", {}, one.worst.episode), make("span", { class: "interval" }, one.worst.place)] : "–"),
       ]),
     ),
-    open("What each of them is", make("dl", { class: "verdict" }, [...meanings].map(([what, meaning]) => make("div", {}, make("dt", {}, what), make("dd", {}, meaning))))),
+    open("Definitions", make("dl", { class: "verdict" }, [...meanings].map(([what, meaning]) => make("div", {}, make("dt", {}, what), make("dd", {}, meaning))))),
   );
 }
 
@@ -603,7 +603,7 @@ function origin(source, id) {
       : null,
     last
       ? table(
-          "Who wrote it",
+          "Commands that wrote it",
           [name("started"), { class: "long", text: "command" }, number("took"), name("versions"), name("machine")],
           source.sessions.map((one) => [
             name(one.started),
@@ -613,7 +613,7 @@ function origin(source, id) {
             { class: "long", text: `${one.system}, ${many(one.cores, "core")}${one.gpus.length ? `, ${one.gpus.join(", ")}` : ", no GPU"}` },
           ]),
         )
-      : make("p", { class: "muted small" }, "Written by a version that kept neither its command nor its versions."),
+      : make("p", { class: "muted small" }, "Written by a version of selfcest that stored neither its commands nor the versions of packages."),
     open("Configuration, defaults written out", make("pre", { class: "text", tabindex: 0 }, source.config)),
     source.files.length
       ? open(`Files beside this page (${count(source.files.length)})`, make("ul", {}, source.files.map((file) => make("li", {}, make("a", { href: file.split("/").map(encodeURIComponent).join("/") }, file)))))
@@ -642,10 +642,10 @@ for (const [index, source] of report.sources.entries()) {
   );
 }
 main.append(make("p", { class: "muted small" }, `Written ${report.made}.`));
-// A link to a section may have come before it was there.
+// The address may name a section that this script has only just built.
 if (location.hash) document.getElementById(decoded(location.hash.slice(1)))?.scrollIntoView();
 
-// A served page renews itself; what its reader chose stays.
+// A served page reloads itself, and the choices of its reader must survive that.
 if (location.protocol === "http:") {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const all = (block, selector) => [...block.querySelectorAll(selector)];

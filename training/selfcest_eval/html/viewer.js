@@ -1,5 +1,5 @@
-// The page of `selfcest trace --html`: a list of episodes, and of the chosen one its tree, texts, time, money, credit.
-// The place that is shown stands in the address as #episode/agent/turn, and every change of it goes through there.
+// The page of `selfcest trace --html`: a list of episodes, and the tree, texts, times, accounts and credit of the chosen one.
+// The address holds the shown place as #episode/agent/turn. Every change of the place is a change of the address.
 
 const index = read("index");
 const schemes = read("schemes");
@@ -27,7 +27,7 @@ const go = (place) => {
   show();
 };
 
-// What a state, an outcome or a share of money looks like: a colour, and a mark for those who do not see it.
+// Colour of a state, an outcome or a share of tokens, and a mark for readers who do not see colours.
 
 const MARKS = { answered: "✓", waiting: "…", ready: "›", absent: "∅" };
 const mark = (status) => MARKS[status] ?? "✕";
@@ -35,7 +35,7 @@ const RIGHT = { right: "✓", wrong: "✕", answered: "·", "partly right": "◐
 const words = (name) => name.replaceAll("_", " ");
 const fillOf = (status) => `var(--status-${status.replaceAll("_", "-")})`;
 
-// The list. Only the rows in view exist, so that five thousand scroll as ten do.
+// The list. Only the rows in view exist, so a list of thousands scrolls as fast as a short one.
 
 const ROW = 44;
 const list = $("list");

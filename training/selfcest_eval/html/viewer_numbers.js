@@ -17,8 +17,8 @@ function drawLedger() {
       make(
         "p",
         { class: "muted small" },
-        "Its rules are not known here, so that only what each agent spent in all is: it stands in the tree. " +
-          "A page made where the run's folder and its model are shows every account after every turn.",
+        "The rules of this episode are unknown here, so its accounts cannot be computed turn by turn. The tree shows " +
+          "the total of each agent. Write the page where the run's folder and its model are, to get all accounts.",
       ),
     );
     return;
@@ -252,8 +252,8 @@ function drawCredit() {
       make(
         "p",
         { class: "muted small" },
-        "No scheme was asked for. selfcest trace FILE --html OUT --credit rloo --credit coma shows two side by side; " +
-          "one that needs replays, as coma does, is left out where the file has none.",
+        "No credit scheme was requested. selfcest trace FILE --html OUT --credit rloo --credit coma shows two side by " +
+          "side. A scheme that needs replays, such as coma, is left out where the file has none.",
       ),
     );
     return;

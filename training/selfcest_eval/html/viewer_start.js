@@ -33,7 +33,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 addEventListener("hashchange", show);
-// The address names the place that is shown; the skip link must not take that away.
+// The address holds the shown place, so the skip link must not replace it.
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   $("episode-name").focus();

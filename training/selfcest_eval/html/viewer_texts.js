@@ -19,7 +19,7 @@ function showAgent() {
     ...agent.turns.map((turn, i) => turnBlock(agent, turn, i)),
     ...(agent.after ? [environment(agent.after, null)] : []),
   );
-  if (!agent.turns.length) $("turns").append(make("p", { class: "muted small" }, "It took no turn."));
+  if (!agent.turns.length) $("turns").append(make("p", { class: "muted small" }, "This agent took no turn."));
   drawReplays(agent);
   $("agent").scrollTop = 0;
 }
@@ -34,7 +34,7 @@ function environment(block, tokens) {
       {},
       "environment",
       tokens == null ? null : make("span", { class: "muted" }, ` · ${many(tokens, "token")}`),
-      exact ? null : make("span", { class: "muted" }, " · what it said, in other words"),
+      exact ? null : make("span", { class: "muted" }, " · contents of the messages, not their exact text"),
     ),
     block.map(([role, ...parts]) =>
       make("div", { class: "message" }, make("span", { class: "role" }, role), folded(role, parts.map(text))),
@@ -136,12 +136,12 @@ function markTurn(turned) {
   if (shown.turn || !turned) $(`turn-${shown.turn}`)?.scrollIntoView({ block: "nearest" });
 }
 
-// Replays: what would have come of it, had this agent done something else.
+// Replays: the episode with another action or another reply of this agent.
 
 const REPLAY = /\/([^/]+)\/sample(\d+)(?:~\d+)?$/;
 
 function drawReplays(agent) {
-  const title = make("h3", { id: "replays-title" }, "Had it done something else");
+  const title = make("h3", { id: "replays-title" }, "Counterfactual replays");
   const found = shown.episode.replays
     .map((number) => ({ number, what: index.name[number].match(REPLAY) }))
     .map(({ number, what }) => ({
@@ -173,7 +173,7 @@ function drawReplays(agent) {
       "p",
       { class: "small" },
       `Return ${measure(own)}, and ${measure(other)} on average of ${many(found.length, "replay")}: `,
-      "what it did made a difference of ",
+      "the difference is ",
       make("strong", { class: sign(own - other) }, difference(own - other)),
       ".",
     ),

@@ -1,6 +1,6 @@
-// The tree: parents above their clones, leaves share the width, as the environment's own pictures have it.
+// The tree: parents above their clones, and leaves share the width, as in the pictures of the environment.
 
-// Where many clones stand side by side, each is narrower and keeps its credit for its label.
+// Where many clones stand side by side, boxes are narrower, and only the label has the credit.
 const NODE = { height: 50, down: 34 };
 const WIDTHS = { wide: { width: 104, across: 12 }, narrow: { width: 58, across: 6 } };
 
@@ -212,8 +212,8 @@ function drawTimeline() {
   const saved = total < serial ? `, ${measure(serial / total)} times less than one after the other` : "";
   $("timeline-words").textContent =
     `${count(serial)} generated tokens, ` +
-    `of which ${count(cost.critical_path_tokens)} had to wait for each other${saved}.` +
-    " Outlined turns are the critical path. Time runs in generated tokens.";
+    `${count(cost.critical_path_tokens)} of them on the critical path${saved}.` +
+    " Outlined turns are the critical path. Time is in generated tokens.";
   $("timeline").replaceChildren(
     draw(
       "svg",

@@ -134,10 +134,10 @@ def _differences(left: set[Coordinates], right: set[Coordinates], first: Path, s
     """Return the results of only one study, each by the first coordinate that the other study lacks."""
     lines = []
     for depth, title in enumerate(("family", "family and size", "strategy", "budget", "instance", "seed"), 1):
-        for coordinates, others, folder in ((left, right, first), (right, left, second)):
-            shared = {key[: depth - 1] for key in others}
+        for coordinates, other_coordinates, folder in ((left, right, first), (right, left, second)):
+            shared = {key[: depth - 1] for key in other_coordinates}
             missing = {key[:depth] for key in coordinates if key[: depth - 1] in shared}
-            missing -= {key[:depth] for key in others}
+            missing -= {key[:depth] for key in other_coordinates}
             if missing:
                 example = " ".join(map(str, min(missing, key=str)))
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

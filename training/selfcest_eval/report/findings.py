@@ -165,13 +165,12 @@ class Findings:
 def analyze(source: Source) -> Findings:
     """Compute the findings of a source."""
     reading = source.reading
-    of_cells = [row for curves in source.cells for row in rows_of(curves, reading.resampler(curves))]
-    of_families = [row for curves in by_family(source.cells) for row in rows_of(curves, reading.resampler(curves))]
+    of_cells = _estimate_rows(source.cells, reading)
     weak_baselines = find_unsolved(of_cells, [name for name in reading.baselines if name not in reading.aside])
     variants = source.final if source.run is not None else ()
     unsolved_variants = find_unsolved(of_cells, [name for name in variants if name not in reading.baselines])
     return Findings(
-        rows=ReportRows(of_cells, of_families),
+        rows=ReportRows(of_cells, _estimate_rows(by_family(source.cells), reading)),
         unplayed=find_unplayed(source.cells),
         weak_baselines=weak_baselines,
         unsolved_variants=unsolved_variants,
@@ -180,6 +179,13 @@ def analyze(source: Source) -> Findings:
         accuracies=find_variant_accuracies(source, [*weak_baselines, *unsolved_variants]),
         decisions=find_policy_decisions(source),
     )
+
+
+def _estimate_rows(cells: Sequence[Curves], reading: Reading) -> list[TableRow]:
+    rows: list[TableRow] = []
+    for curves in cells:
+        rows += rows_of(curves, reading.resampler(curves))
+    return rows
 
 
 def find_unplayed(cells: Sequence[Curves]) -> list[UnplayedCell]:

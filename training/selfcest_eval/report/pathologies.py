@@ -96,9 +96,9 @@ def ignored_replies(record: EpisodeRecord) -> Detection:
         later_text = " ".join(later.generation.text for later in turns[index + 1 :]).casefold()
         replies = [_words(record.by_id[child].reply or "") for child in turn.facts.children]
         is_possible |= any(replies)
-        num_ignored = sum(bool(reply) and not any(word in later_text for word in reply) for reply in replies)
-        if num_ignored:
-            locations.append(Location(ROOT, index, num_ignored))
+        ignored = [reply for reply in replies if reply and not any(word in later_text for word in reply)]
+        if ignored:
+            locations.append(Location(ROOT, index, len(ignored)))
     return Detection(is_possible, _find_worst(locations))
 
 

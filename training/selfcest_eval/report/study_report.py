@@ -27,34 +27,34 @@ from selfcest_training.files import atomic_write, write_text
 
 EQUAL_COST = (
     "A strategy's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no "
-    "answer among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; "
-    "words say where a band around the whole gap excludes 0."
+    "answer among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval. The "
+    "words tell where a band around the whole gap excludes 0."
 )
 
 EQUAL_ACCURACY = (
-    "Mean costs of the one over those of the other, with intervals, at the largest budget, where the interval of the "
-    "difference of their accuracies lies within {least:g} of 0. Elsewhere a cost says nothing: who fails may be cheap."
+    "Mean costs of the first strategy over those of the second, with intervals, at the largest budget, where the "
+    "interval of the difference of their accuracies lies within {least:g} of 0. Elsewhere costs are not comparable: a "
+    "strategy that fails may be cheap."
 )
 
 PERFECT_EXECUTION = (
     "Costs, and in brackets those of the strategy's perfect player: the expert of the tasks plays the same instances "
     "under the same limits, in the policy's own tokens, and is always right. Both are means over the instances that "
-    "both could play; the column says how many the expert could, and on how many of them which limits had to be lifted "
-    "for it. *No expert*: nobody knows how to play it so. Strategies that no expert is told how to play are left out."
+    "both could play. The column *perfect execution* has the number that the expert could play, and the number for "
+    "which limits had to be lifted. *No expert*: the tasks have none for this style. Strategies without a style are "
+    "left out."
 )
 
-FLOORS = (
-    "Answers whose score is a floor and not what the grader's rule gives, by its reason, of all instances and seeds."
-)
+FLOORS = "Answers that got a floor instead of a score by the grader's rule, by the reason, of all instances and seeds."
 
 ENDED = (
-    "How often the root ended how, of all instances and seeds, in the episode whose answer counts. A strategy with a "
-    "script is what its name says where the script was executed; elsewhere the policy played alone."
+    "Counts of how the root ended, of all instances and seeds, in the episode whose answer counts. *Script executed* "
+    "is the share of instances on which the script of the strategy was executed; on the others only the policy played."
 )
 
 # What scores mean, by the first name of each kind.
 MEANINGS = {
-    "score": "The score is what the grader gives, partial credit included.",
+    "score": "The score is that of the grader, with partial credit.",
     "support_precision": (
         "Support compares the documents that a strategy looked at with those that the question needs; of several "
         "samples only the one whose answer counts."

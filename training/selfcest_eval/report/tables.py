@@ -26,7 +26,10 @@ def write_csv(path: Path, heads: Sequence[str], rows: Iterable[Sequence[object]]
 
 def interval_heads(names: Iterable[str]) -> list[str]:
     """Return the three columns of each estimate: its mean and both ends of its interval."""
-    return [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
+    heads = []
+    for name in names:
+        heads += [name, f"{name}_low", f"{name}_high"]
+    return heads
 
 
 def interval_fields(estimates: Iterable[Estimate | None]) -> list[str]:

@@ -133,7 +133,7 @@ def _lines_at_equal_accuracy(source: Source, comparisons: Sequence[PairedCompari
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReportAnswer:
     """One of the five answers at the top of a page.
 
     Attributes:
@@ -160,7 +160,7 @@ class SourceReport:
     source: Source
     findings: Findings
     failures: Sequence[str]
-    answers: Sequence[Answer]
+    answers: Sequence[ReportAnswer]
 
 
 def report_on(source: Source) -> SourceReport:
@@ -175,11 +175,11 @@ def report_on(source: Source) -> SourceReport:
     failed = words.join_clauses(shown) or "Nothing that this page counts."
     suggestions = list(_suggestions(source, findings, baselines, names))
     answers = [
-        Answer("What was learned", _learned(source, findings, names), ("learning", "results")),
-        Answer("Who wins on which cost", _wins(source, findings, baselines, names), ("frontier", "decisions")),
-        Answer("How sure", _certainty(source, findings, baselines), ("results",)),
-        Answer("What failed", failed, ("failures", "pathologies")),
-        Answer("What to try next", words.join_clauses(suggestions[:2]), ("failures", "pathologies", "decisions")),
+        ReportAnswer("What was learned", _learned(source, findings, names), ("learning", "results")),
+        ReportAnswer("Who wins on which cost", _wins(source, findings, baselines, names), ("frontier", "decisions")),
+        ReportAnswer("How sure", _certainty(source, findings, baselines), ("results",)),
+        ReportAnswer("What failed", failed, ("failures", "pathologies")),
+        ReportAnswer("What to try next", words.join_clauses(suggestions[:2]), ("failures", "pathologies", "decisions")),
     ]
     return SourceReport(source, findings, failures, answers)
 

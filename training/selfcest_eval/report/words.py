@@ -138,7 +138,7 @@ def decision_lines(decisions: PolicyDecisions) -> list[str]:
     """Return the shares delegated, the rewards and the regrets, each before RL where that is known, and now."""
     now = decisions.now
     stages = [now] if decisions.before is None else [decisions.before, now]
-    shares = " -> ".join(" ".join(f"{share:.2f}" for share in stage.shares) for stage in stages)
+    shares = " -> ".join(" ".join(map("{:.2f}".format, stage.shares)) for stage in stages)
     rewards = " -> ".join(f"{mean_reward(stage, 'free'):.3f}" for stage in stages)
     regrets = " -> ".join(f"{mean_regret(stage):.3f}" for stage in stages)
     forced = f"always {mean_reward(now, 'always'):.3f}, never {mean_reward(now, 'never'):.3f}"
