@@ -29,7 +29,15 @@ from selfcest_eval.report.sources import Source
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
 from selfcest_training.lock import LOCK, find_lock_owner, lock_folder
-from selfcest_training.run.display import HEADS, Display, cells, duration, headline, line, show
+from selfcest_training.run.display import (
+    HEADS,
+    Display,
+    format_cells,
+    format_duration,
+    format_headline,
+    format_job_line,
+    print_status,
+)
 from selfcest_training.run.progress import DONE, PROGRESS, STEPS, WAITING, JobStatus, ProgressFile, RunStatus, read_run
 
 USED = {"compute_tokens": 0, "sampled_tokens": 0, "scored_tokens": 0, "cpu_seconds": 0.0}
@@ -72,7 +80,7 @@ def marks(run: RunConfig, *found: tuple[float, float, int], stage: str = "RL") -
 
 def test_a_run_that_has_begun_nothing_waits(run: RunConfig) -> None:
     assert only_job(run) == JobStatus("delegating/seed0", WAITING)
-    assert headline(read_run(run)) == f"{run.folder}: no process works here"
+    assert format_headline(read_run(run)) == f"{run.folder}: no process works here"
 
 
 def test_numbers_are_means_over_the_last_steps_and_a_line_that_is_being_written_does_not_count(run: RunConfig) -> None:
@@ -118,7 +126,7 @@ def test_time_left_and_speed_are_those_of_late_and_nothing_ends_where_nobody_wor
         assert (job.stage, job.share, job.tokens_per_second) == ("RL", 0.4, 200.0)
         assert job.seconds_left == pytest.approx(25)  # 0.6 at 0.02 a second, 5 s of which are over
         assert only_job(run, now=999.0).seconds_left == 0
-        assert headline(read_run(run)).startswith(f"{run.folder}: process {os.getpid()} on ")
+        assert format_headline(read_run(run)).startswith(f"{run.folder}: process {os.getpid()} on ")
     assert only_job(run, now=115.0).seconds_left is None
     marks(run, (100.0, 0.0, 0))
     assert only_job(run).tokens_per_second is None, "one look says nothing of speed"
@@ -177,19 +185,19 @@ def status(**values: Any) -> JobStatus:
 def test_a_line_and_a_table_say_the_same() -> None:
     job = status(stage="RL", share=0.419, seconds_left=130.0, tokens_per_second=1234.4, team_return=-0.126,
                  accuracy=0.5, clones=1.25, checkpoint="rl_000004", note="step 4 of 10")  # fmt: skip
-    assert line(job) == (
+    assert format_job_line(job) == (
         "a/seed0: RL, 41%, 2:10 min left, tokens/s 1234, return -0.13, right 0.50, clones 1.25, checkpoint rl_000004, "
         "step 4 of 10"
     )
-    assert line(status()) == "a/seed0: waiting"
+    assert format_job_line(status()) == "a/seed0: waiting"
     run = RunStatus(Path("r"), None, (job, status(stage=DONE, share=1.0)))
     for width, shown in ((120, len(HEADS)), (80, len(HEADS) - 1)):
         drawn = io.StringIO()
-        show(run, Console(file=drawn, force_terminal=True, color_system=None, width=width))
+        print_status(run, Console(file=drawn, force_terminal=True, color_system=None, width=width))
         title, heads, first, second = drawn.getvalue().splitlines()
-        assert title.strip() == headline(run)
+        assert title.strip() == format_headline(run)
         assert heads.split() == list(HEADS[:shown])
-        assert all(cell in first for cell in cells(job)[:shown])
+        assert all(cell in first for cell in format_cells(job)[:shown])
         assert second.split()[:3] == ["a/seed0", DONE, "100%"]
         assert max(map(len, (heads, first))) <= width
 
@@ -198,7 +206,7 @@ def test_a_line_and_a_table_say_the_same() -> None:
     ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1:00 min"), (3599, "59 min"), (3661, "1:01 h")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_without_a_terminal_there_is_a_line_per_stage_tenth_and_probe(run: RunConfig) -> None:

@@ -45,7 +45,7 @@ from selfcest_training.config import (
 )
 from selfcest_training.config_file import dump_config
 from selfcest_training.run import experiment
-from selfcest_training.run.experiment import prepare
+from selfcest_training.run.experiment import prepare_folder
 from selfcest_training.run.job import JobId
 
 EPISODES = 6
@@ -73,10 +73,10 @@ def spec(tmp_path: Path, seeds: tuple[int, ...] = (0, 1)) -> RunConfig:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     run = spec(tmp_path_factory.mktemp("run"))
     run.folder.mkdir(parents=True)
-    prepare(run, resume=False)
+    prepare_folder(run, resume=False)
     for variant in run.variants:
         for seed in run.seeds:
-            experiment._play_job(run, JobId(variant, seed), False, RunEvaluation())
+            experiment._train_and_evaluate(run, JobId(variant, seed), False, RunEvaluation())
     return run
 
 
@@ -172,7 +172,7 @@ def test_episodes_of_an_evaluation_are_whole_and_keep_the_variants_limits(traine
 def test_what_has_been_evaluated_is_not_played_again(trained: RunConfig, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
     before = {path: path.read_bytes() for path in run.folder.rglob("results.jsonl")}
-    experiment._play_job(run, JobId("delegating", 0), False, RunEvaluation())
+    experiment._train_and_evaluate(run, JobId("delegating", 0), False, RunEvaluation())
     assert {path: path.read_bytes() for path in run.folder.rglob("results.jsonl")} == before
 
 
@@ -304,9 +304,9 @@ def deciding(tmp_path: Path) -> RunConfig:
 def test_both_choices_of_an_variant_are_played_and_judged(tmp_path: Path) -> None:
     run = deciding(tmp_path)
     run.folder.mkdir(parents=True)
-    prepare(run, resume=False)
+    prepare_folder(run, resume=False)
     for variant in run.variants:
-        experiment._play_job(run, JobId(variant, 0), False, RunEvaluation())
+        experiment._train_and_evaluate(run, JobId(variant, 0), False, RunEvaluation())
     report_run(run)
     (results, missing), study = results_of(run), study_of(run)
     assert missing == []

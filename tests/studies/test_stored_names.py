@@ -45,7 +45,7 @@ from selfcest_methods.playbook import Bullet, Playbook
 from selfcest_training import config_file
 from selfcest_training.config_file import load_config, parse_as, run_digest, with_stored_keys
 from selfcest_training.families import Bucket
-from selfcest_training.run.checkpoint import Manifest, TrainState
+from selfcest_training.run.checkpoint import CheckpointManifest, TrainState
 from selfcest_training.shipped import ShippedManifest
 from selfcest_training.stages.base import Stages
 
@@ -220,7 +220,7 @@ def test_names_in_checkpoints_and_evidence() -> None:
     compute = ["demonstration_tokens", "sampled_tokens", "read_tokens", "trained_tokens", "compute_at_rl"]
     state = ["stage", "step", "attempt", "num_updates", *compute, "sampled_at_rl", "cpu_seconds"]
     assert list(to_stored(TrainState())) == state
-    assert list(to_stored(Manifest())) == ["config", "logs", "warm_start", "files"]
+    assert list(to_stored(CheckpointManifest())) == ["config", "logs", "warm_start", "files"]
     assert list(to_stored(FailureStats())) == ["dropped_groups", "failures", "tokens", "cause"]
     assert list(to_stored(ShippedManifest("", "", 0, {}))) == ["command", "commit", "seed", "weights"]
     assert list(to_stored(Run(1.0, "", "", ()))) == ["budget", "settings", "version", "points"]

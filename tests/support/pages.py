@@ -26,7 +26,7 @@ from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import Coma
 from selfcest_training.run import experiment
-from selfcest_training.run.experiment import prepare
+from selfcest_training.run.experiment import prepare_folder
 from selfcest_training.run.job import JobId
 from selfcest_training.session import record_session
 
@@ -95,10 +95,10 @@ def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **change
     )  # fmt: skip
     run.folder.mkdir(parents=True)
     with record_session(run.folder):
-        prepare(run, resume=False)
+        prepare_folder(run, resume=False)
         for variant in run.variants:
             for seed in run.seeds:
-                experiment._play_job(run, JobId(variant, seed), False, RunEvaluation())
+                experiment._train_and_evaluate(run, JobId(variant, seed), False, RunEvaluation())
     return run
 
 

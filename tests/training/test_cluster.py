@@ -276,11 +276,11 @@ def test_machines_are_no_part_of_a_run(tmp_path: Path) -> None:
     assert dump_run(several) == dump_run(alone)
     assert dump_run(several) != dump_run(clustered(tmp_path, threads=2))
     alone.folder.mkdir()
-    experiment.prepare(several, resume=False)
-    experiment.prepare(alone, resume=True)
+    experiment.prepare_folder(several, resume=False)
+    experiment.prepare_folder(alone, resume=True)
     assert load_config(alone.folder / "config.yaml") == alone
     with pytest.raises(ConfigError, match="differs from this config"):
-        experiment.prepare(clustered(tmp_path, threads=2), resume=True)
+        experiment.prepare_folder(clustered(tmp_path, threads=2), resume=True)
 
 
 def test_what_a_run_ran_on_is_in_its_sessions(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from selfcest_env.types import ROOT
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import parse_config
 from selfcest_training.learner.update import Learner
-from selfcest_training.run.checkpoint import checkpoints, read_state
+from selfcest_training.run.checkpoint import list_checkpoints, read_state
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.metrics import describe_probe
 
@@ -218,7 +218,7 @@ def test_the_final_model_loads_with_transformers(base: Job) -> None:
 
 
 def test_checkpoints_are_whole_and_few(base: Job) -> None:
-    found = checkpoints(base.folder / "checkpoints")
+    found = list_checkpoints(base.folder / "checkpoints")
     assert len(found) == 2
     assert (read_state(found[-1]).stage, read_state(found[-1]).step) == ("rl", 10)
     assert not list((base.folder / "checkpoints").glob(".*"))

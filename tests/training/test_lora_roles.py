@@ -21,7 +21,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.types import Role
 from selfcest_eval.play.policies import ModelPolicy
 from selfcest_training.config import RunConfig
-from selfcest_training.run.checkpoint import checkpoints
+from selfcest_training.run.checkpoint import list_checkpoints
 from selfcest_training.run.job import Job, JobId
 
 __all__ = ["warm"]  # a fixture
@@ -52,7 +52,7 @@ def numbers(model: Any) -> torch.Tensor:
 def test_each_role_is_played_trained_written_and_read_with_its_own(warm: Job, tmp_path: Path) -> None:
     spec = roles_config(warm, tmp_path)
     job = play(spec)
-    (*_, last) = checkpoints(job.folder / "checkpoints")
+    (*_, last) = list_checkpoints(job.folder / "checkpoints")
     assert {name.split(".")[-2] for name in load_file(last / "model.safetensors")} == {"root", "clone"}
     assert max(row["logprob_gap"] for row in rows(job)) < 1e-4, "trained with what it was sampled with"
     assert min(row["clones"] for row in rows(job)) > 0

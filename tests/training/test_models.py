@@ -31,7 +31,7 @@ from selfcest_env.types import Boundary, Role
 from selfcest_training.config import RunConfig
 from selfcest_training.learner.options import OptimizerConfig
 from selfcest_training.learner.update import Learner
-from selfcest_training.run.checkpoint import checkpoints
+from selfcest_training.run.checkpoint import list_checkpoints
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeline
 from selfcest_training.stages.rollout_batch import RolloutBatch
@@ -179,7 +179,7 @@ def test_checkpoints_hold_the_adapter_alone_and_model_folders_the_sum(tmp_path: 
     spec = lora_config(tmp_path)
     job = Job(spec, JobId("delegating", 0), lambda *_: None)
     job.run(lambda: None, only_warm_start=True)
-    (*_, last) = checkpoints(job.folder / "checkpoints")
+    (*_, last) = list_checkpoints(job.folder / "checkpoints")
     adapter = load_file(last / "model.safetensors")
     assert adapter
     assert all(".lora_A." in name or ".lora_B." in name for name in adapter)
@@ -191,7 +191,7 @@ def test_checkpoints_hold_the_adapter_alone_and_model_folders_the_sum(tmp_path: 
     assert all(torch.equal(p, expected[name]) for name, p in folder.named_parameters())
     assert any(not torch.equal(p, base.state_dict().get(name, p + 1)) for name, p in folder.named_parameters())
     job = play(spec)
-    (*_, last) = checkpoints(job.folder / "checkpoints")
+    (*_, last) = list_checkpoints(job.folder / "checkpoints")
     assert load_file(last / "model.safetensors").keys() == adapter.keys()
     assert max(row["logprob_gap"] for row in rows(job)) < 1e-4
     final = AutoModelForCausalLM.from_pretrained(job.folder / "model")

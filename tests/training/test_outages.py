@@ -378,8 +378,8 @@ def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_
         variants__delegating__rl__steps=2,
     )
     spec.folder.mkdir()
-    experiment.prepare(spec, resume=False)
-    experiment._play_job(spec, JobId("delegating", 0), False, RunEvaluation())
+    experiment.prepare_folder(spec, resume=False)
+    experiment._train_and_evaluate(spec, JobId("delegating", 0), False, RunEvaluation())
     folder = spec.folder / "delegating" / "seed0"
     of_rl = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     numbers = [row for row in of_rl if row["stage"] == "rl" and "server/answers" in row]

@@ -26,7 +26,7 @@ from selfcest_env.errors import InfrastructureError
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
-from selfcest_training.run.checkpoint import checkpoints
+from selfcest_training.run.checkpoint import list_checkpoints
 from selfcest_training.run.job import Job, JobId
 
 pytest.importorskip("ray")
@@ -89,7 +89,7 @@ def test_a_rank_that_is_killed_ends_the_job_which_resumes_to_the_same_bits(
         with pytest.raises(InfrastructureError, match="the ranks of the learner have ended"):
             ranks.call("state")
     folder = expected.folder.relative_to(tmp_path / "whole")
-    assert checkpoints(tmp_path / "hit" / folder / "checkpoints"), "which are gathered while it trains"
+    assert list_checkpoints(tmp_path / "hit" / folder / "checkpoints"), "which are gathered while it trains"
     with ranks_of(spec) as ranks:
         again = trained(spec, ranks)
     assert torch.equal(weights(again), weights(expected))

@@ -36,7 +36,7 @@ from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
-from selfcest_training.run.checkpoint import checkpoints
+from selfcest_training.run.checkpoint import list_checkpoints
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.warmstart import Pool
 
@@ -429,7 +429,7 @@ def test_a_lost_driver_goes_on_to_the_same_bits_and_without_a_cluster_to_the_sam
     _, said = driver.communicate()
     assert driver.returncode == -signal.SIGKILL, said
     wait_for(lambda: ray.available_resources().get("CPU") == cores)  # its actors are gone
-    begun = [path.name for path in checkpoints(run / "delegating/seed0/checkpoints")]
+    begun = [path.name for path in list_checkpoints(run / "delegating/seed0/checkpoints")]
     assert begun[-1] in ("rl_000002", "rl_000003")
     other = config(tmp_path / "other", **SHORT)
     shutil.copytree(run / "delegating" / "seed0", other.folder / "delegating" / "seed0")
@@ -464,6 +464,6 @@ def test_who_is_stopped_leaves_no_process_behind(tmp_path: Path, number: signal.
         driver.kill()
     assert driver.returncode == code, said
     if number == signal.SIGTERM:
-        assert "--resume goes on from the newest checkpoints" in said
+        assert "--resume resumes from the newest checkpoints" in said
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

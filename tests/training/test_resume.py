@@ -45,7 +45,13 @@ from selfcest_training.faults import ENDING_SIGNALS, describe_first_end, exit_co
 from selfcest_training.files import AppendLog, FileOffset, atomic_write, digest, digests, remove_partials, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
-from selfcest_training.run.checkpoint import TrainState, checkpoints, newest_whole, read_state, save_checkpoint
+from selfcest_training.run.checkpoint import (
+    TrainState,
+    find_newest_checkpoint,
+    list_checkpoints,
+    read_state,
+    save_checkpoint,
+)
 from selfcest_training.run.job import Job, JobId
 
 QUIET = Console(quiet=True)
@@ -90,7 +96,7 @@ def assert_same_end(job: Job, base: Job) -> None:
             {**row, "cpu_seconds": 0} for row in rows(base, stage)
         ]
     assert replace(job.state, cpu_seconds=0) == replace(base.state, cpu_seconds=0)
-    assert [path.name for path in checkpoints(job.folder / "checkpoints")] == ["rl_000002", "rl_000003"]
+    assert [path.name for path in list_checkpoints(job.folder / "checkpoints")] == ["rl_000002", "rl_000003"]
     assert not list(job.folder.rglob(".*"))
 
 
@@ -136,9 +142,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 ) -> None:
     _, folder = copy(base, tmp_path)
     fault(folder / name)
-    said = rf"going on from .*rl_000002, for newer .* not whole: rl_000003: .*{words}"
+    said = rf"resuming from .*rl_000002, as newer .* damaged: rl_000003: .*{words}"
     with pytest.warns(UserWarning, match=said):
-        found = newest_whole(folder)
+        found = find_newest_checkpoint(folder)
     assert found is not None
     assert found[0].name == "rl_000002"
 
@@ -153,7 +159,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
         pytest.param("episodes.jsonl", lose_last_line, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.filterwarnings("ignore:going on from")
+@pytest.mark.filterwarnings("ignore:resuming from")
 def test_a_run_that_falls_back_comes_to_the_same_end(
     base: Job, tmp_path: Path, name: str, fault: Callable[[Path], None]
 ) -> None:
@@ -186,7 +192,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_touched_and_one_line_says_what_
         play(spec)
     said = str(caught.value)
     assert words in said
-    assert f"remove {folder} to train this job from its beginning, to the same end" in said
+    assert f"remove {folder} to train this job from its beginning with the same result" in said
     assert len(said.splitlines()) == 1
     assert files.digests(folder) == before
 
@@ -203,10 +209,10 @@ def test_an_evaluation_that_is_not_made_again_is_counted_on(tmp_path: Path, faul
         file.write_text("a line\n" * 9, encoding="utf-8")
 
     job.run(evaluate)
-    whole, newest = file.read_bytes(), newest_whole(job.folder)
+    whole, newest = file.read_bytes(), find_newest_checkpoint(job.folder)
     assert newest is not None
     play(spec)
-    assert newest_whole(job.folder) is not None, "a resumed job's checkpoints count on it too"
+    assert find_newest_checkpoint(job.folder) is not None, "a resumed job's checkpoints count on it too"
     fault(file)
     with pytest.raises(RecordError, match=r"evaluation_before_rl/results.jsonl is (cut|damaged|gone)"):
         play(spec)
@@ -233,13 +239,13 @@ def test_another_config_does_not_go_on_where_config_yaml_is_gone_and_a_damaged_o
     folder = spec.folder
     Job(spec, ID, lambda *_: None).run(lambda: None, only_warm_start=True)
     with pytest.raises(ConfigError, match="already holds a run; add --resume"):
-        experiment.prepare(spec, resume=False)
+        experiment.prepare_folder(spec, resume=False)
     with pytest.raises(ConfigError, match=r"config.yaml differs from this config"):
-        experiment.prepare(replace(spec, micro_batch_tokens=77), resume=True)
-    experiment.prepare(spec, resume=True)
+        experiment.prepare_folder(replace(spec, micro_batch_tokens=77), resume=True)
+    experiment.prepare_folder(spec, resume=True)
     halve(folder / "config.yaml")
-    with pytest.warns(UserWarning, match=r"config.yaml is not the config that its checkpoints have"):
-        experiment.prepare(spec, resume=True)
+    with pytest.warns(UserWarning, match=r"config.yaml is not the config of its checkpoints"):
+        experiment.prepare_folder(spec, resume=True)
     assert yaml.safe_load((folder / "config.yaml").read_text())["micro_batch_tokens"] == spec.micro_batch_tokens
 
 
@@ -255,12 +261,12 @@ def test_a_run_of_an_earlier_release_goes_on_though_keys_were_renamed(begun: boo
     stored.write_text(old, encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        experiment.prepare(spec, resume=True)
+        experiment.prepare_folder(spec, resume=True)
     assert stored.read_text(encoding="utf-8") == dump_run(spec)
     stored.write_text(old.replace("group_tries: 3", "group_tries: 4"), encoding="utf-8")
     if not begun:
         with pytest.raises(ConfigError, match=r"config.yaml differs from this config"):
-            experiment.prepare(spec, resume=True)
+            experiment.prepare_folder(spec, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -280,9 +286,9 @@ def test_a_resume_with_another_config_names_the_keys_that_differ(
 ) -> None:
     spec = config(tmp_path, **SHORT)
     spec.folder.mkdir()
-    experiment.prepare(spec, resume=False)
+    experiment.prepare_folder(spec, resume=False)
     with pytest.raises(ConfigError, match=re.escape(words)) as caught:
-        experiment.prepare(replace(spec, **changes), resume=True)
+        experiment.prepare_folder(replace(spec, **changes), resume=True)
     assert len(str(caught.value).splitlines()) == 1
     assert yaml.safe_load((spec.folder / "config.yaml").read_text())["threads"] == spec.threads
 
@@ -317,12 +323,12 @@ def test_a_stored_config_in_another_form_is_the_same_run(tmp_path: Path) -> None
     """A comment in it, before there is a checkpoint, refused every resume."""
     spec = config(tmp_path, **SHORT)
     spec.folder.mkdir()
-    experiment.prepare(spec, resume=False)
+    experiment.prepare_folder(spec, resume=False)
     stored = spec.folder / "config.yaml"
     stored.write_text(f"# mine\n{stored.read_text()}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        experiment.prepare(spec, resume=True)
+        experiment.prepare_folder(spec, resume=True)
     assert stored.read_text() == dump_run(spec)
 
 
@@ -416,7 +422,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint_and_nothing_el
             state = TrainState("rl", last, cpu_seconds=1.0)
             killed = killed_at(moment, lambda: save_checkpoint(folder, LearnerState.of(model, optimizer), state))  # noqa: B023
             remove_partials(folder)
-            found = newest_whole(folder.parent)
+            found = find_newest_checkpoint(folder.parent)
             assert found is not None
             assert read_state(found[0]) in (TrainState("rl", 1), TrainState("rl", 2), state)
             assert {path.name for path in folder.iterdir()} <= {"rl_000001", "rl_000002", "rl_000003"}
@@ -449,7 +455,7 @@ def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same
     for expected in ("warmstart_000001", "rl_000001", "rl_000002"):
         with pytest.raises(StoppedError, match="after a checkpoint"):
             Job(spec, ID, lambda *_: None, lambda: True).run(lambda: None)
-        assert checkpoints(spec.folder / "delegating" / "seed0" / "checkpoints")[-1].name == expected
+        assert list_checkpoints(spec.folder / "delegating" / "seed0" / "checkpoints")[-1].name == expected
     assert_same_end(play(spec), base)
 
 
@@ -465,8 +471,8 @@ def test_the_bits_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path, 
     for stage in ("warmstart", "rl"):
         timeless = [[{**row, "cpu_seconds": 0} for row in rows(job, stage)] for job in (often, seldom)]
         assert timeless[0] == timeless[1]
-    assert [path.name for path in checkpoints(often.folder / "checkpoints")] == ["rl_000002", "rl_000003"]
-    assert [path.name for path in checkpoints(seldom.folder / "checkpoints")] == ["warmstart_000001", "rl_000003"]
+    assert [path.name for path in list_checkpoints(often.folder / "checkpoints")] == ["rl_000002", "rl_000003"]
+    assert [path.name for path in list_checkpoints(seldom.folder / "checkpoints")] == ["warmstart_000001", "rl_000003"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluation/results.jsonl", "evaluation/played.jsonl"])
@@ -511,7 +517,7 @@ def test_a_full_disk_leaves_what_was_there(base: Job, tmp_path: Path, full_disk:
     with pytest.raises(OSError, match="No space left"):
         play(spec)
     full_disk(1 << 30)
-    found = newest_whole(folder)
+    found = find_newest_checkpoint(folder)
     assert found is not None
     assert found[0].name == "rl_000002"
     assert not list(folder.rglob(".partial*"))
@@ -548,7 +554,7 @@ def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
         raise OSError(errno.EROFS, "Read-only file system", "metrics.jsonl")
 
     monkeypatch.setattr(experiment, "_run_jobs", fail)
-    monkeypatch.setattr(experiment, "prepare", lambda *_: None)
+    monkeypatch.setattr(experiment, "prepare_folder", lambda *_: None)
     monkeypatch.setattr(
         cli, "app", lambda standalone_mode: experiment.run(spec, resume=True, console=Console(quiet=True))
     )
@@ -556,7 +562,7 @@ def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
         cli.main()
     assert caught.value.code == 3
     assert capsys.readouterr().err == (
-        "selfcest: [Errno 30] Read-only file system: 'metrics.jsonl'; the same command with --resume goes on from the "
+        "selfcest: [Errno 30] Read-only file system: 'metrics.jsonl'; the same command with --resume resumes from the "
         f"newest checkpoints in {spec.folder}: delegating/seed0/checkpoints/rl_000007, other/seed0 from its beginning\n"
     )
 
@@ -652,7 +658,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named_and_promises_nothing(
     spec, folder = copy(base, tmp_path)
     write_text(spec.folder / "config.yaml", dump_run(spec))
     sign_checkpoints(spec, folder)
-    closed = checkpoints(folder / "checkpoints")[-1] / name
+    closed = list_checkpoints(folder / "checkpoints")[-1] / name
     assert closed.is_file()
     real = io.open
 
@@ -664,7 +670,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named_and_promises_nothing(
     monkeypatch.setattr(io, "open", refuse)
     with pytest.raises((ConfigError, RecordError), match=f"{name} cannot be read.*fix its permissions") as caught:
         experiment.run(spec, resume=True, console=QUIET)
-    assert "goes on from the newest" not in str(caught.value)
+    assert "resumes from the newest" not in str(caught.value)
 
 
 def test_a_terminal_that_is_gone_is_a_hangup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -859,7 +865,7 @@ def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_t
     assert process.returncode == ending[fault][0], said
     assert ending[fault][1] in said
     assert len(said.splitlines()) == 1
-    assert f"the same command with --resume goes on from the newest checkpoints in {folder}" in said
+    assert f"the same command with --resume resumes from the newest checkpoints in {folder}" in said
     assert ("delegating/seed0/checkpoints/" in said) or fault == "a full disk"
     assert (folder / "config.yaml").read_text().startswith("name: stopped\n")
     done = selfcest(*command, "--resume")

@@ -29,7 +29,7 @@ from selfcest_training.credit import SCHEMES, Credit, CreditAssigner, Rloo, assi
 from selfcest_training.credit.registry import check_scheme
 from selfcest_training.learner.batch import build_samples, mini_batches
 from selfcest_training.learner.options import Denominator
-from selfcest_training.run.checkpoint import _plain, _restored, checkpoints, read_memory
+from selfcest_training.run.checkpoint import _extract_tensors, _insert_tensors, list_checkpoints, read_trainer_state
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
@@ -263,7 +263,7 @@ def test_a_killed_run_with_a_memory_resumes_to_the_same_end(tmp_path: Path, lag:
 
     with pytest.raises(Crash):
         Job(spec, JobId("delegating", 0), crash).run(lambda: None)
-    memory = read_memory(checkpoints(spec.folder / "delegating" / "seed0" / "checkpoints")[-1])
+    memory = read_trainer_state(list_checkpoints(spec.folder / "delegating" / "seed0" / "checkpoints")[-1])
     assert set(memory["stages"]) == {"tasks", "gate", "rewards", "credit"}
     assert len(memory["waiting"]) == lag
     resumed = play(spec)
@@ -429,10 +429,10 @@ def test_a_group_filter_of_release_0_1_is_refused_with_the_new_names(monkeypatch
 def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
     one, two = torch.ones(1), torch.zeros(1)
     tensors: dict[str, torch.Tensor] = {}
-    plain = _plain({"a/b": one, "a": {"b": two}}, "", tensors)
-    assert _restored(json.loads(json.dumps(plain)), tensors) == {"a/b": one, "a": {"b": two}}
+    plain = _extract_tensors({"a/b": one, "a": {"b": two}}, "", tensors)
+    assert _insert_tensors(json.loads(json.dumps(plain)), tensors) == {"a/b": one, "a": {"b": two}}
     with pytest.raises(TrainingError, match="holds dict"):
-        _plain({"__tensor__": "0"}, "", tensors)
+        _extract_tensors({"__tensor__": "0"}, "", tensors)
 
 
 def test_empty_mini_batches_take_no_part_in_metrics_and_agreement(tmp_path: Path) -> None:

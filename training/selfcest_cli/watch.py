@@ -13,7 +13,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_eval.report.serve import served
 from selfcest_eval.report.sources import config_of
 from selfcest_training.config import RunConfig
-from selfcest_training.run.display import EVERY, Display, show
+from selfcest_training.run.display import EVERY, Display, print_status
 from selfcest_training.run.progress import read_run
 
 
@@ -38,7 +38,7 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
     if not isinstance(config, RunConfig):
         raise ConfigError(f"{folder} holds a study, which has no jobs to watch; give the folder of a run")
     if once:
-        show(read_run(config), console)
+        print_status(read_run(config), console)
         return
     with ExitStack() as stack:
         if html:

@@ -375,6 +375,10 @@ class RunConfig(Checked):
     def folder(self) -> Path:
         return Path(self.output) / self.name
 
+    def job_folder(self, variant: str, seed: int) -> Path:
+        """The folder of one variant with one seed."""
+        return self.folder / variant / f"seed{seed}"
+
 
 def check_families(place: str, families: Iterable[str], tasks: Mapping[str, PlugIn]) -> None:
     """Raise `ConfigError` for a family that is not in `tasks`. `place` is the config key that names it."""

@@ -1,7 +1,7 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all, and known to be what was written.
+"""Writes and reads checkpoints: folders of safetensors and JSON files, written atomically and verified by digests.
 
-A checkpoint is a folder. Its manifest has digests of all that it consists of and counts on. One that is damaged is no
-checkpoint: the one before it is taken.
+The manifest of a checkpoint has digests of its files, and of the other files of the job that it depends on. A job
+resumes from the newest checkpoint that matches its manifest.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
     from selfcest_training.learner.update import LearnerProtocol
 
-_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-# What a trainer's stages remember: plain values, with tensors kept apart.
-_MEMORY, _TENSORS = "trainer.json", "trainer.safetensors"
+_MODEL = "model.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_STATE = "state.json"
+# The state of the trainer's stages: plain values in one file, their tensors in the other.
+_TRAINER = "trainer.json"
+_TRAINER_TENSORS = "trainer.safetensors"
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"(warmstart|rl)_(\d+)")
 WARM_START = "warmstart_model"
@@ -51,20 +54,21 @@ WARM_START = "warmstart_model"
 )
 @dataclass(frozen=True)
 class TrainState:
-    """How far a job has come. All randomness is keyed by (seed, stage, step), so there is no generator state to keep.
+    """The progress of a job. All randomness is keyed by (seed, stage, step), so there are no generator states.
 
     Attributes:
         stage: `warmstart` or `rl`.
-        step: pools (warm start, those of attempts that were given up too) or steps (RL) that are done.
-        attempt: how often the warm start was given up and begun again.
-        num_updates: optimiser steps of this stage and attempt, for the learning-rate schedule.
-        demonstration_tokens: of this attempt at the warm start so far, prompts included.
-        sampled_tokens, scored_tokens, trained_tokens: compute so far, over everything: generated, in forward passes for
-            credit, and trained on; ids that samples share in a row count once.
-        compute_at_rl, sampled_at_rl: compute and sampled tokens when RL began, so that its schedule and its
-            `sampled_tokens` cover RL alone.
-        cpu_seconds: of training so far, of this process, rollout workers and the learner's ranks together. Not of
-            processes that an engine starts; what a worker that died had not yet reported is lost.
+        step: number of finished pools of the warm start, in all attempts, or of finished steps of RL.
+        attempt: number of failed attempts at the warm start.
+        num_updates: number of optimizer steps in this stage and attempt, for the learning-rate schedule.
+        demonstration_tokens: number of demonstration tokens in this attempt, with prompts.
+        sampled_tokens: number of generated tokens of the job.
+        scored_tokens: number of tokens in forward passes for credit.
+        trained_tokens: number of trained ids. Ids that samples share in a row count once.
+        compute_at_rl: compute tokens at the beginning of RL, so that its schedule covers RL only.
+        sampled_at_rl: sampled tokens at the beginning of RL, so that `rl.sampled_tokens` covers RL only.
+        cpu_seconds: CPU seconds of training in this process, rollout workers and learner ranks. Processes of an engine
+            are not counted, nor the last seconds of a worker that died.
     """
 
     stage: str = "warmstart"
@@ -81,25 +85,25 @@ class TrainState:
 
     @property
     def compute_tokens(self) -> int:
-        """Sampled + scored + 3 x trained tokens: a forward pass each, and a forward and a backward one."""
+        """Sampled + scored + 3 x trained tokens, as a backward pass costs two forward passes."""
         return self.sampled_tokens + self.scored_tokens + 3 * self.trained_tokens
 
     @property
     def rl_sampled_tokens(self) -> int:
-        """Those of RL alone: a warm start samples in its probes."""
+        """The sampled tokens of RL, without those of the warm start's probes."""
         return self.sampled_tokens - self.sampled_at_rl
 
 
 @stored_as(config="config", logs="logs", warm_start="warm_start", files="files")
 @dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint counts on, all by SHA-256.
+class CheckpointManifest:
+    """The digests of a checkpoint and of the files that it depends on.
 
     Attributes:
-        config: of the run, as its `config.yaml` has it.
-        logs: files of the job that only grow, by name: how far they had come.
-        warm_start: files of the job's folder `warmstart_model`; none before RL.
-        files: of the checkpoint itself.
+        config: digest of the run's config.
+        logs: offsets in the job's append-only files, by name.
+        warm_start: digests of the files in the job's folder `warmstart_model`; empty before RL.
+        files: digests of the checkpoint's own files.
     """
 
     config: str = ""
@@ -112,67 +116,83 @@ def save_checkpoint(
     folder: Path,
     learner: LearnerState,
     state: TrainState,
-    memory: Mapping[str, Any] | None = None,
-    manifest: Manifest | None = None,
+    trainer_state: Mapping[str, Any] | None = None,
+    manifest: CheckpointManifest | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint named after the state into `folder`, and delete all but the newest `keep` up to it.
+    """Write a checkpoint and delete old ones.
 
-    Later ones are deleted too: a run that has come here again found them damaged. `memory` is what `Trainer.state_dict`
-    gives. Raises `TrainingError` for a value in it that cannot be stored.
+    Args:
+        folder: the job's folder of checkpoints.
+        learner: weights and moments.
+        state: the progress of the job, which names the checkpoint.
+        trainer_state: the value of `Trainer.state_dict`.
+        manifest: digests of the files that the checkpoint depends on.
+        keep: number of checkpoints to keep, up to this one.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        TrainingError: `trainer_state` has a value that cannot be stored.
     """
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    plain = _plain(memory or {}, "", tensors)
+    plain_state = _extract_tensors(trainer_state or {}, "", tensors)
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{state.stage}_{state.step:06d}"
     with atomic_write(final) as partial:
         partial.mkdir()
-        save_file(_apart(learner.weights), partial / _MODEL)
-        save_file(_apart(learner.moments), partial / _OPTIMIZER)
-        save_file(tensors, partial / _TENSORS)
-        (partial / _MEMORY).write_text(json.dumps(plain), encoding="utf-8")
+        save_file(_copy_tensors(learner.weights), partial / _MODEL)
+        save_file(_copy_tensors(learner.moments), partial / _OPTIMIZER)
+        save_file(tensors, partial / _TRAINER_TENSORS)
+        (partial / _TRAINER).write_text(json.dumps(plain_state), encoding="utf-8")
         (partial / _STATE).write_text(json.dumps(to_stored(state), indent=1), encoding="utf-8")
-        contents = to_stored(replace(manifest or Manifest(), files=digests(partial)))
+        contents = to_stored(replace(manifest or CheckpointManifest(), files=digests(partial)))
         signed = {"sha256": digest(json.dumps(contents)), "contents": contents}
         (partial / _MANIFEST).write_text(json.dumps(signed, indent=1), encoding="utf-8")
-    found = checkpoints(folder)
-    kept = found[: found.index(final) + 1][-keep:]
-    for path in found:
-        if path not in kept:
+    paths = list_checkpoints(folder)
+    # Checkpoints after this one are deleted too: a job that comes here again found them damaged.
+    newest = paths[: paths.index(final) + 1][-keep:]
+    for path in paths:
+        if path not in newest:
             remove(path)
     return final
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints by name, oldest first; `newest_whole` looks inside."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List checkpoints by name, oldest first. Their contents are not verified; see `find_newest_checkpoint`."""
 
     def progress(path: Path) -> tuple[bool, int]:
-        return in_rl(path), int(path.name.rpartition("_")[2])
+        return is_rl_checkpoint(path), int(path.name.rpartition("_")[2])
 
     return sorted((path for path in folder.glob("*_*") if _NAME.fullmatch(path.name)), key=progress)
 
 
-def in_rl(path: Path) -> bool:
+def is_rl_checkpoint(path: Path) -> bool:
     """Whether a checkpoint is of RL, and not of the warm start."""
     return path.name.startswith("rl_")
 
 
-def newest_whole(job: Path) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint of a job's folder that is what was written, and on which the job's files still build.
+def find_newest_checkpoint(job: Path) -> tuple[Path, CheckpointManifest] | None:
+    """Find the newest checkpoint in a job's folder that matches its manifest; `None` if there are no checkpoints.
 
-    Warns of newer ones that are not. Raises `RecordError` if there are checkpoints and none is whole.
+    Damaged newer checkpoints give a warning.
+
+    Raises:
+        RecordError: all checkpoints are damaged, or one cannot be read.
     """
     damaged: list[str] = []
-    for path in reversed(checkpoints(job / "checkpoints")):
+    for path in reversed(list_checkpoints(job / "checkpoints")):
         try:
             manifest = read_manifest(path)
             _check_digests(path, manifest.files)
             _check_digests(job / WARM_START, manifest.warm_start)
             for name, offset in manifest.logs.items():
                 check_offset(job / name, offset)
-        except PermissionError as error:  # it may be whole, and work after an older one would overwrite it
+        except PermissionError as error:
+            # The checkpoint may be intact, and a job that resumed from an older one would overwrite it.
             raise RecordError(
                 f"{error.filename or path} cannot be read ({error.strerror}): fix its permissions, or remove {path} to "
                 "resume from the checkpoint before it"
@@ -181,27 +201,27 @@ def newest_whole(job: Path) -> tuple[Path, Manifest] | None:
             damaged.append(f"{path.name}: {error}")
             continue
         if damaged:
-            warnings.warn(
-                f"going on from {path}, for newer checkpoints are not whole: {'; '.join(damaged)}", stacklevel=2
-            )
+            warnings.warn(f"resuming from {path}, as newer checkpoints are damaged: {'; '.join(damaged)}", stacklevel=2)
         return path, manifest
     if damaged:
         raise RecordError(
-            f"no checkpoint in {job / 'checkpoints'} is whole ({'; '.join(damaged)}); put back what is missing, or "
-            f"remove {job} to train this job from its beginning, to the same end"
+            f"all checkpoints in {job / 'checkpoints'} are damaged ({'; '.join(damaged)}); restore the files, or "
+            f"remove {job} to train this job from its beginning with the same result"
         )
     return None
 
 
 def _check_digests(folder: Path, expected: Mapping[str, str]) -> None:
-    found = digests(folder) if expected else {}
-    for name, known in expected.items():
-        if found.get(name) != known:
-            raise RecordError(f"{folder / name} is {'damaged' if name in found else 'gone'}")
+    if not expected:
+        return
+    actual = digests(folder)
+    for name, sha256 in expected.items():
+        if actual.get(name) != sha256:
+            raise RecordError(f"{folder / name} is {'damaged' if name in actual else 'gone'}")
 
 
-def read_manifest(path: Path) -> Manifest:
-    """What a checkpoint counts on. Raises `RecordError` that names the file."""
+def read_manifest(path: Path) -> CheckpointManifest:
+    """Read the manifest of a checkpoint. Raises `RecordError` if it is missing or damaged."""
     file = path / _MANIFEST
     if not file.is_file():
         raise RecordError(f"{file} is gone")
@@ -209,13 +229,14 @@ def read_manifest(path: Path) -> Manifest:
         signed = json.loads(file.read_bytes())
         if digest(json.dumps(signed["contents"])) != signed["sha256"]:
             raise RecordError("its digest is another")
-        return structure(by_field(Manifest, signed["contents"]), Manifest, place="manifest", error=RecordError)
+        contents = by_field(CheckpointManifest, signed["contents"])
+        return structure(contents, CheckpointManifest, place="manifest", error=RecordError)
     except (ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{file} is damaged") from error
 
 
 def read_state(path: Path) -> TrainState:
-    """The state of a checkpoint. Raises `RecordError` that names the file."""
+    """Read the state of a checkpoint. Raises `RecordError` if the file is damaged."""
     try:
         data = json.loads((path / _STATE).read_bytes())
         return structure(by_field(TrainState, data), TrainState, place="state", error=RecordError)
@@ -224,13 +245,13 @@ def read_state(path: Path) -> TrainState:
 
 
 def load_checkpoint(path: Path, learner: LearnerProtocol) -> TrainState:
-    """Put trained weights and the moments of the optimiser back. Raises `RecordError` on a mismatch."""
+    """Restore the weights and moments of a learner. Raises `RecordError` if they are damaged or of another model."""
     from safetensors.torch import load_file
 
     state = read_state(path)
     try:
-        held = LearnerState(load_file(path / _MODEL), load_file(path / _OPTIMIZER))
-        learner.restore(held, state.num_updates)
+        learner_state = LearnerState(load_file(path / _MODEL), load_file(path / _OPTIMIZER))
+        learner.restore(learner_state, state.num_updates)
     except (RecordError, RuntimeError, OSError, SafetensorError) as error:
         raise RecordError(
             f"{path} is damaged or of another model ({error}); remove it and --resume from the checkpoint before it"
@@ -238,24 +259,24 @@ def load_checkpoint(path: Path, learner: LearnerProtocol) -> TrainState:
     return state
 
 
-def read_memory(path: Path) -> dict[str, Any]:
-    """The `memory` of a checkpoint. Raises `RecordError` that names the file."""
+def read_trainer_state(path: Path) -> dict[str, Any]:
+    """Read the `trainer_state` of a checkpoint. Raises `RecordError` if the file is damaged."""
     from safetensors.torch import load_file
 
     try:
-        plain = json.loads((path / _MEMORY).read_text(encoding="utf-8"))
-        tensors = load_file(path / _TENSORS)
-        found: dict[str, Any] = _restored(plain, tensors)
+        plain_state = json.loads((path / _TRAINER).read_text(encoding="utf-8"))
+        trainer_state: dict[str, Any] = _insert_tensors(plain_state, load_file(path / _TRAINER_TENSORS))
     except (ValueError, KeyError, OSError, SafetensorError) as error:
-        raise RecordError(f"{path / _MEMORY} is no trainer's memory: {error}") from error
-    return found
+        raise RecordError(f"{path / _TRAINER} is no state of a trainer: {error}") from error
+    return trainer_state
 
 
+# Key of the mapping that stands for a tensor in plain values.
 _TENSOR = "__tensor__"
 
 
-def _plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """The value with every tensor moved to `tensors`, a number in its place."""
+def _extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """Copy a value with every tensor moved to `tensors` and replaced by its name. `place` is the path in errors."""
     from torch import Tensor
 
     if isinstance(value, Tensor):
@@ -263,25 +284,28 @@ def _plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach().contiguous().clone()
         return {_TENSOR: name}
     if isinstance(value, Mapping) and all(isinstance(key, str) and key != _TENSOR for key in value):
-        return {key: _plain(item, f"{place}/{key}", tensors) for key, item in value.items()}
+        return {key: _extract_tensors(item, f"{place}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+        return [_extract_tensors(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TrainingError(
         f"a stage's state_dict holds {type(value).__name__} at {place}; expected dicts with text keys, lists, texts, "
-        "numbers, booleans, None and tensors, which a checkpoint can hold"
+        "numbers, booleans, None and tensors"
     )
 
 
-def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _insert_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Copy a value with the tensors that `_extract_tensors` moved out."""
     if isinstance(value, dict):
         if value.keys() == {_TENSOR}:
             return tensors[value[_TENSOR]]
-        return {key: _restored(item, tensors) for key, item in value.items()}
-    return [_restored(item, tensors) for item in value] if isinstance(value, list) else value
+        return {key: _insert_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_insert_tensors(item, tensors) for item in value]
+    return value
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, none of which shares memory with another, as the format wants them."""
+def _copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors so that none share memory, which safetensors does not allow."""
     return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""How far a run is, on a terminal: a table that is drawn again, or lines where there is none to draw on."""
+"""Shows the progress of a run: a live table on a terminal, and lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from selfcest_training.config import RunConfig
 from selfcest_training.run.evaluator import Evaluator
 from selfcest_training.run.progress import DONE, WAITING, JobStatus, RunStatus, read_run
 
-EVERY = 1.0  # seconds between two looks at the files
+# Seconds between two updates.
+EVERY = 1.0
 HEADS = ("job", "stage", "done", "left", "tokens/s", "return", "right", "clones", "checkpoint", "now")
-_NONE = "–"
-_WIDE = 110  # columns of a terminal that has room for the last of `HEADS`
+_UNKNOWN = "–"
+# Columns of a terminal that has room for the last of `HEADS`.
+_WIDE = 110
 
 
 class Display:
-    """Shows what a run's files say, whenever `update` is called; use it in a `with`.
+    """Shows the progress of a run whenever `update` is called. It is a context manager.
 
-    A terminal has a table. Elsewhere a line is printed where a job begins a stage, has done another tenth of it, or was
-    probed.
+    A terminal shows a table. Elsewhere a line is printed when a job begins a stage, has done another tenth of it, or
+    was probed.
     """
 
     def __init__(self, config: RunConfig, console: Console) -> None:
-        self._config, self._console = config, console
+        self._config = config
+        self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        self._head = ""
-        self._seen = dict[str, tuple[object, ...]]()
+        self._headline = ""
+        # For each job, the values that the last line was printed for.
+        self._printed: dict[str, tuple[object, ...]] = {}
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -45,82 +49,91 @@ class Display:
             self._live.stop()
 
     def update(self) -> None:
-        """Read the files and show what is new."""
+        """Read the run's files and show the changes."""
         run = read_run(self._config)
         if self._live is not None:
-            self._live.update(table(run, self._console.width), refresh=True)
+            self._live.update(build_table(run, self._console.width), refresh=True)
             return
-        if (head := headline(run)) != self._head:
-            self._head = head
-            _print(self._console, head)
+        headline = format_headline(run)
+        if headline != self._headline:
+            self._headline = headline
+            _print(self._console, headline)
         for job in run.jobs:
-            probed = job.accuracy if job.stage == "warm start" else None
-            key = (job.stage, math.floor(10 * (job.share or 0)), probed)
-            if job.stage != WAITING and self._seen.get(job.job) != key:
-                _print(self._console, line(job))
-            self._seen[job.job] = key
+            tenths = math.floor(10 * (job.share or 0))
+            probe_accuracy = job.accuracy if job.stage == "warm start" else None
+            values = (job.stage, tenths, probe_accuracy)
+            if job.stage != WAITING and self._printed.get(job.job) != values:
+                _print(self._console, format_job_line(job))
+            self._printed[job.job] = values
 
 
-def show(run: RunStatus, console: Console) -> None:
+def print_status(run: RunStatus, console: Console) -> None:
     """Print all jobs once."""
     if console.is_terminal:
-        console.print(table(run, console.width))
+        console.print(build_table(run, console.width))
         return
-    for text in (headline(run), *map(line, run.jobs)):
-        _print(console, text)
+    _print(console, format_headline(run))
+    for job in run.jobs:
+        _print(console, format_job_line(job))
 
 
-def headline(run: RunStatus) -> str:
-    """Whether anybody works there."""
+def format_headline(run: RunStatus) -> str:
+    """Format the run's folder with the process that works on it."""
     if run.owner is not None:
         return f"{run.folder}: {run.owner}"
     done = all(job.stage == DONE for job in run.jobs)
     return f"{run.folder}: {'done' if done else 'no process works here'}"
 
 
-def cells(job: JobStatus) -> tuple[str, ...]:
-    """What is shown of a job, under `HEADS`."""
+def format_cells(job: JobStatus) -> tuple[str, ...]:
+    """Format the table cells of a job, one for each of `HEADS`."""
     return (
         job.job,
         job.stage,
-        _NONE if job.share is None else f"{math.floor(100 * job.share)}%",
-        _NONE if job.seconds_left is None else duration(job.seconds_left),
-        _NONE if job.tokens_per_second is None else f"{job.tokens_per_second:.0f}",
-        *(_NONE if value is None else f"{value:.2f}" for value in (job.team_return, job.accuracy, job.clones)),
-        job.checkpoint or _NONE,
+        _UNKNOWN if job.share is None else f"{math.floor(100 * job.share)}%",
+        _UNKNOWN if job.seconds_left is None else format_duration(job.seconds_left),
+        _UNKNOWN if job.tokens_per_second is None else f"{job.tokens_per_second:.0f}",
+        *(_UNKNOWN if value is None else f"{value:.2f}" for value in (job.team_return, job.accuracy, job.clones)),
+        job.checkpoint or _UNKNOWN,
         job.note,
     )
 
 
-def line(job: JobStatus) -> str:
-    """A job in a line, without what is not known."""
-    name, stage, *others = cells(job)
-    named = [
-        f"{text} left" if head == "left" else text if head in ("done", "now") else f"{head} {text}"
-        for head, text in zip(HEADS[2:], others, strict=True)
-        if text not in (_NONE, "")
-    ]
-    return f"{name}: {', '.join([stage, *named])}"
+def format_job_line(job: JobStatus) -> str:
+    """Format a job as one line, without unknown values."""
+    name, stage, *values = format_cells(job)
+    parts = [stage]
+    for head, text in zip(HEADS[2:], values, strict=True):
+        if text in (_UNKNOWN, ""):
+            continue
+        if head == "left":
+            parts.append(f"{text} left")
+        elif head in ("done", "now"):
+            parts.append(text)
+        else:
+            parts.append(f"{head} {text}")
+    return f"{name}: {', '.join(parts)}"
 
 
-def table(run: RunStatus, width: int) -> Table:
-    """All jobs, a row each, for a terminal of so many columns."""
-    shown = len(HEADS) if width >= _WIDE else len(HEADS) - 1
-    found = Table(title=Text(headline(run)), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head in HEADS[:shown]:
-        left = head in ("job", "stage", "checkpoint", "now")
-        found.add_column(head, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
+def build_table(run: RunStatus, width: int) -> Table:
+    """Build a table with one row per job, for a terminal of `width` columns."""
+    num_columns = len(HEADS) if width >= _WIDE else len(HEADS) - 1
+    title = Text(format_headline(run))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for head in HEADS[:num_columns]:
+        is_text = head in ("job", "stage", "checkpoint", "now")
+        table.add_column(head, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
     for job in run.jobs:
-        found.add_row(*map(Text, cells(job)[:shown]))
-    return found
+        table.add_row(*map(Text, format_cells(job)[:num_columns]))
+    return table
 
 
-def duration(seconds: float) -> str:
-    """In the two largest units."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+def format_duration(seconds: float) -> str:
+    """Format a duration in its two largest units."""
+    total_seconds = round(seconds)
+    if total_seconds < 60:
+        return f"{total_seconds} s"
+    minutes, rest = divmod(total_seconds, 60)
     if minutes < 60:
         return f"{minutes} min" if minutes > 9 else f"{minutes}:{rest:02d} min"
     hours, minutes = divmod(minutes, 60)
@@ -132,7 +145,7 @@ def _print(console: Console, text: str) -> None:
 
 
 def print_report(config: RunConfig, console: Console, evaluator: Evaluator) -> None:
-    """Write and print the report of what the run's folder holds."""
-    console.print(evaluator.report(config), soft_wrap=True, highlight=False, markup=False)
-    whole = "; the whole report is its table.md" if (config.folder / "table.md").is_file() else ""
-    console.print(f"written to {config.folder}{whole}", soft_wrap=True, highlight=False, markup=False)
+    """Write and print the report of a run."""
+    _print(console, evaluator.report(config))
+    hint = "; table.md has the complete report" if (config.folder / "table.md").is_file() else ""
+    _print(console, f"written to {config.folder}{hint}")

@@ -1,7 +1,8 @@
-"""A run: every variant with every seed as a job of its own, two at a time, then the table."""
+"""Runs the jobs of a run, one for every variant and seed, in worker processes, and then writes the table."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -36,7 +37,7 @@ from selfcest_training.faults import ENDING_SIGNALS, LOG, describe_first_end, lo
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import lock_folder
 from selfcest_training.planning.memory import check_device
-from selfcest_training.run.checkpoint import WARM_START, checkpoints, newest_whole, read_manifest
+from selfcest_training.run.checkpoint import WARM_START, find_newest_checkpoint, list_checkpoints, read_manifest
 from selfcest_training.run.display import EVERY, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 from selfcest_training.run.job import FINAL_MODEL, LOGS, Job, JobId
@@ -44,18 +45,21 @@ from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
 from selfcest_training.session import SESSIONS, record_session
 
-MOST_DIFFERENCES = 4  # keys of two configs that an error names
+# Largest number of differing keys that an error names.
+MAX_DIFFERENCES = 4
 RUN_FILES = ("config.yaml", "table.md", "results.csv")
-RESULT_FILES = ("results.jsonl", "played.jsonl")  # of an evaluation's folder
+# Files in the folder of an evaluation.
+RESULT_FILES = ("results.jsonl", "played.jsonl")
 
 
-class _Flag(Protocol):
-    """Set if `value` is not 0."""
+class _StopFlag(Protocol):
+    """A number that processes share: 0, or the number of the signal that asked the run to stop."""
 
     value: int
 
 
-_stop: _Flag | None = None
+# The flag of a worker process.
+_stop: _StopFlag | None = None
 
 
 def run(
@@ -68,25 +72,30 @@ def run(
 ) -> None:
     """Train and evaluate every variant with every seed, and write the table.
 
-    With `only_warm_start` the variants end before RL, and what is evaluated is the policy that RL would begin with.
-    Without an evaluator the run only trains.
+    Args:
+        config: the run's config.
+        resume: whether to resume a run in the folder.
+        only_warm_start: end before RL, and evaluate the policies of the warm start.
+        console: console for the progress.
+        evaluator: evaluates the policies; `None` only trains.
 
     Raises:
-        ConfigError: the folder holds another run, is in use or cannot be written, a plug-in does not load, or weights
-            alone are more than the GPU has; before any work.
+        ConfigError: before any work: the folder holds another run, is in use or cannot be written, a plug-in cannot be
+            loaded, or the weights do not fit the GPU.
     """
+    # Mistakes are found before any work: in the memory, in the parts of the jobs, and in the evaluation.
     check_device(config)
     for variant in config.variants:
-        Job(config, JobId(variant, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
+        Job(config, JobId(variant, config.seeds[0]), lambda *_: None)
     evaluator = evaluator or Evaluator()
-    evaluator.check(config)  # nor does a cell without enough instances wait for the warm start
-    with _machines(config) as ready, lock_folder(config.folder), log_faults(config.folder):
-        _run(ready, resume, only_warm_start, console or Console(), evaluator)
+    evaluator.check(config)
+    with _connect_cluster(config) as connected_config, lock_folder(config.folder), log_faults(config.folder):
+        _run(connected_config, resume, only_warm_start, console or Console(), evaluator)
 
 
 @contextmanager
-def _machines(config: RunConfig) -> Iterator[RunConfig]:
-    """The config with the address of the cluster that all jobs join, one after another, if it has one."""
+def _connect_cluster(config: RunConfig) -> Iterator[RunConfig]:
+    """Connect to the cluster of a config, if it has one, and yield the config with the cluster's address."""
     if config.cluster is None:
         yield config
         return
@@ -95,13 +104,14 @@ def _machines(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console, evaluator: Evaluator) -> None:
-    jobs = [JobId(variant, seed) for seed in config.seeds for variant in config.variants]
+    jobs = [JobId(variant, seed) for seed, variant in itertools.product(config.seeds, config.variants)]
     try:
         check_layout(config, jobs)
-        prepare(config, resume)
+        prepare_folder(config, resume)
         check_files(config, jobs, evaluator)
-        for job in jobs:  # what an earlier start has said of them
-            (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
+        for job in jobs:
+            # The file is from an earlier start.
+            (config.job_folder(job.variant, job.seed) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_signal() as stop:
             with record_session(config.folder, config.cluster), Display(config, console) as display:
                 shared = shared_warm_starts(config)
@@ -110,73 +120,84 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
                     for follower in followers:
                         hand_over(config, leader, follower)
                 _run_jobs(config, jobs, only_warm_start, display, stop, evaluator)
-            print_report(config, console, evaluator)  # with nothing left to play: who is asked to stop here finishes
-    except PermissionError as error:  # no other try goes better
+            # All episodes are played, so a signal to stop does not interrupt the report.
+            print_report(config, console, evaluator)
+    except PermissionError as error:
+        # A retry would fail in the same way, so this is no infrastructure failure.
         raise ConfigError(
             f"{error.filename or config.folder} cannot be read or written ({error.strerror}): fix its permissions, "
             "then resume"
         ) from error
     except (OSError, StoppedError) as error:
         number = error.signal_number if isinstance(error, StoppedError) else None
-        why = f"{error}, as {signal_name(number)} asked" if number else error
-        stopped = StoppedError(f"{why}; {where_it_goes_on(config)}")
+        cause = f"{error}, as {signal_name(number)} asked" if number else error
+        stopped = StoppedError(f"{cause}; {describe_resume(config)}")
         stopped.signal_number = number
         raise stopped from error
     except KeyboardInterrupt:
-        line = f"interrupted by {signal_name(signal.SIGINT)}; {where_it_goes_on(config)}"
+        line = f"interrupted by {signal_name(signal.SIGINT)}; {describe_resume(config)}"
         console.print(line, soft_wrap=True, highlight=False, markup=False)
         raise
 
 
-def where_it_goes_on(config: RunConfig) -> str:
-    """The newest checkpoint of every job that has begun, for who has to resume."""
-    folders = [config.folder / variant / f"seed{seed}" for seed in config.seeds for variant in config.variants]
-    newest = [
-        str(found[-1].relative_to(config.folder))
-        if (found := checkpoints(folder / "checkpoints"))
-        else f"{folder.relative_to(config.folder)} from its beginning"
-        for folder in folders
-        if folder.is_dir()
-    ]
-    places = f": {', '.join(newest)}" if newest else ""
-    return f"the same command with --resume goes on from the newest checkpoints in {config.folder}{places}"
-
-
-def prepare(config: RunConfig, resume: bool) -> None:
-    """Store the config in the run's folder, or check that what is there is the same run.
-
-    A stored config that is damaged, as the checkpoints know, is written again with a warning.
-    """
-    stored, text = config.folder / "config.yaml", dump_run(config)
-    begun = sorted(config.folder.glob("*/seed*/checkpoints/*/manifest.json"))
-    if (stored.exists() or begun) and not resume:
-        raise ConfigError(
-            f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
-        )
-    known = _configs_of(begun)
-    differs = stored.exists() and stored.read_bytes() != text.encode()
-    differences = _differences(stored, config) if differs else []
-    if known == {run_digest(config)} or (not known and differences == []):
-        if differences != []:
-            warnings.warn(f"{stored} is not the config that its checkpoints have; it is written again", stacklevel=2)
-    elif known or differs:
-        if differences:
-            more = len(differences) - MOST_DIFFERENCES
-            first = "; ".join(differences[:MOST_DIFFERENCES])
-            which = f" ({first}{f'; and {more} more' if more > 0 else ''})"
+def describe_resume(config: RunConfig) -> str:
+    """Describe how to resume the run, with the newest checkpoint of every job that has begun."""
+    starts = []
+    for seed, variant in itertools.product(config.seeds, config.variants):
+        folder = config.job_folder(variant, seed)
+        if not folder.is_dir():
+            continue
+        checkpoints = list_checkpoints(folder / "checkpoints")
+        if checkpoints:
+            starts.append(str(checkpoints[-1].relative_to(config.folder)))
         else:
-            which = f", or checkpoints were written under another one in {config.folder}" if known else ""
+            starts.append(f"{folder.relative_to(config.folder)} from its beginning")
+    details = f": {', '.join(starts)}" if starts else ""
+    return f"the same command with --resume resumes from the newest checkpoints in {config.folder}{details}"
+
+
+def prepare_folder(config: RunConfig, resume: bool) -> None:
+    """Store the config in the run's folder, or check that the folder holds the same run.
+
+    A damaged stored config is written again, with a warning, if all checkpoints have this config.
+
+    Raises:
+        ConfigError: the folder holds another run, or `resume` is false and it holds a run.
+    """
+    stored = config.folder / "config.yaml"
+    text = dump_run(config)
+    manifests = sorted(config.folder.glob("*/seed*/checkpoints/*/manifest.json"))
+    if (stored.exists() or manifests) and not resume:
         raise ConfigError(
-            f"{stored} differs from this config{which}, so --resume would mix two runs; use the stored file as the "
+            f"{config.folder} already holds a run; add --resume to resume it, or set name= to start another"
+        )
+    checkpoint_digests = _read_config_digests(manifests)
+    differs = stored.exists() and stored.read_bytes() != text.encode()
+    differences = _describe_stored_differences(stored, config) if differs else []
+    # Checkpoints decide whether it is the same run; without checkpoints the stored config does.
+    if checkpoint_digests == {run_digest(config)} or (not checkpoint_digests and differences == []):
+        if differences != []:
+            warnings.warn(f"{stored} is not the config of its checkpoints; it is written again", stacklevel=2)
+    elif checkpoint_digests or differs:
+        details = ""
+        if differences:
+            num_more = len(differences) - MAX_DIFFERENCES
+            more = f"; and {num_more} more" if num_more > 0 else ""
+            details = f" ({'; '.join(differences[:MAX_DIFFERENCES])}{more})"
+        elif checkpoint_digests:
+            details = f", or checkpoints in {config.folder} were written with another config"
+        raise ConfigError(
+            f"{stored} differs from this config{details}, so --resume would mix two runs; use the stored file as the "
             "config, or set name= to start another run"
         )
     write_text(stored, text)
 
 
-def _differences(stored: Path, config: RunConfig) -> list[str] | None:
+def _describe_stored_differences(stored: Path, config: RunConfig) -> list[str] | None:
     """See `describe_differences`; `None` for a stored config that cannot be read."""
     try:
-        text = dump_run(load_stored_config(stored))  # keys that have been renamed since are no difference
+        # Parsed, so that keys that were renamed since are no differences.
+        text = dump_run(load_stored_config(stored))
     except ConfigError:
         try:
             text = stored.read_text(encoding="utf-8")
@@ -189,17 +210,18 @@ def _differences(stored: Path, config: RunConfig) -> list[str] | None:
 
 
 def check_layout(config: RunConfig, jobs: Sequence[JobId]) -> None:
-    """Raise `ConfigError` where a run's folder holds a file in the place of a folder, or the reverse; see `check_kind`.
+    """Raise `ConfigError` if a run's folder holds a file in the place of a folder, or the reverse; see `check_kind`.
 
-    Work that met it after hours would end with a promise to resume, which no resumed run could keep.
+    Without this check the run would fail after hours, and could not resume.
     """
     for name in (*RUN_FILES, SESSIONS, LOG):
         check_kind(config.folder / name, folder=False)
     for job in jobs:
-        folder = config.folder / job.variant / f"seed{job.seed}"
+        folder = config.job_folder(job.variant, job.seed)
         stages = [folder / stage for stage in EvaluationStage]
-        places = [folder.parent, folder, folder / WARM_START, folder / FINAL_MODEL, *stages, folder / "checkpoints"]
-        for path in (*places, *checkpoints(folder / "checkpoints")):
+        checkpoints = folder / "checkpoints"
+        folders = [folder.parent, folder, folder / WARM_START, folder / FINAL_MODEL, *stages, checkpoints]
+        for path in (*folders, *list_checkpoints(checkpoints)):
             check_kind(path, folder=True)
         for name in (*LOGS, PROGRESS):
             check_kind(folder / name, folder=False)
@@ -209,13 +231,14 @@ def check_layout(config: RunConfig, jobs: Sequence[JobId]) -> None:
 
 
 def check_files(config: RunConfig, jobs: Sequence[JobId], evaluator: Evaluator) -> None:
-    """Raise `RecordError` if a job would refuse what lies in its folder: before any work, with nothing changed."""
+    """Raise `RecordError` if a job cannot resume from the files in its folder. Nothing is changed."""
     for job in jobs:
-        folder = config.folder / job.variant / f"seed{job.seed}"
+        folder = config.job_folder(job.variant, job.seed)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the job that goes on from an older checkpoint says so
-                newest_whole(folder)
+                # The job itself warns if it resumes from an older checkpoint.
+                warnings.simplefilter("ignore")
+                find_newest_checkpoint(folder)
                 for stage in EvaluationStage:
                     evaluator.check_files(folder / stage)
         except RecordError as error:
@@ -223,38 +246,41 @@ def check_files(config: RunConfig, jobs: Sequence[JobId], evaluator: Evaluator) 
             raise
 
 
-def _configs_of(manifests: Sequence[Path]) -> set[str]:
-    """Digests of the configs that checkpoints were written under, as far as they can be read."""
-    found = set()
+def _read_config_digests(manifests: Sequence[Path]) -> set[str]:
+    """Read the config digests of checkpoints. Damaged manifests are skipped."""
+    config_digests = set()
     for path in manifests:
-        with suppress(RecordError):  # a job that needs it says so
-            found.add(read_manifest(path.parent).config)
-    return found
+        # A job that needs this checkpoint raises the error.
+        with suppress(RecordError):
+            config_digests.add(read_manifest(path.parent).config)
+    return config_digests
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[_Flag]:
-    """A flag that processes share, and that the first of `ENDING_SIGNALS` sets; a second one ends this process at once.
+def _stop_on_signal() -> Iterator[_StopFlag]:
+    """Yield a flag that the first of `ENDING_SIGNALS` sets. A second signal ends this process at once.
 
-    A `StoppedError` of the block is then of that signal. A SIGHUP that is ignored, as under `nohup`, stays so.
+    A `StoppedError` of the block gets the number of the signal. Ignored signals stay ignored, as SIGHUP under `nohup`.
     """
-    stop: _Flag = multiprocessing.get_context("spawn").RawValue("b", 0)
-    if threading.current_thread() is not threading.main_thread():  # which alone is sent signals
+    stop: _StopFlag = multiprocessing.get_context("spawn").RawValue("b", 0)
+    # Only the main thread receives signals.
+    if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    def ask(number: int, _: object) -> None:
+    def set_flag(number: int, _: object) -> None:
         stop.value = number
-        for other in heeded:  # as before: the command line says which signal has ended it
-            signal.signal(other, before[other])
+        # The earlier handlers end the process at the next signal, and report it.
+        for handled in handled_signals:
+            signal.signal(handled, handlers_before[handled])
 
-    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
-    heeded = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
-    # Python's tracker of semaphores would die of a SIGHUP to all, with a trace. It inherits that one is ignored.
+    handlers_before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    handled_signals = [n for n, handler in handlers_before.items() if handler not in (signal.SIG_IGN, None)]
+    # A SIGHUP to all processes would end Python's resource tracker with a trace, unless it starts while it is ignored.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     resource_tracker.ensure_running()
-    for number in heeded:
-        signal.signal(number, ask)
+    for number in handled_signals:
+        signal.signal(number, set_flag)
     try:
         yield stop
     except StoppedError as error:
@@ -267,19 +293,26 @@ def _stop_on_signal() -> Iterator[_Flag]:
         stopped.signal_number = stop.value
         raise stopped from error
     finally:
-        for number in heeded:
-            signal.signal(number, before[number])
+        for number in handled_signals:
+            signal.signal(number, handlers_before[number])
 
 
 def _run_jobs(
-    config: RunConfig, jobs: list[JobId], only_warm_start: bool, display: Display, stop: _Flag, evaluator: Evaluator
+    config: RunConfig,
+    jobs: list[JobId],
+    only_warm_start: bool,
+    display: Display,
+    stop: _StopFlag,
+    evaluator: Evaluator,
 ) -> None:
+    """Run jobs in worker processes until all have ended, or one has failed."""
     if not jobs:
         return
     context = multiprocessing.get_context("spawn")
-    # By default one thread each: on two cores a second thread gains less than a second job.
+    # One thread per job by default: on two cores a second thread gains less than a second job.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
+    # Threads that spin while they wait would slow down other processes on the same cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with ProcessPoolExecutor(config.workers, context, _start_worker, (stop, config.threads)) as pool:
         futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start, evaluator) for job in jobs]
         processes = list(pool._processes.values())
@@ -289,36 +322,41 @@ def _run_jobs(
                 try:
                     display.update()
                 except OSError:
-                    if not stop.value:  # a closed terminal sends SIGHUP; jobs go on to their checkpoints
+                    # A closed terminal sends SIGHUP, which sets the flag. Jobs then continue to their checkpoints.
+                    if not stop.value:
                         raise
                 for future in futures:
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
         except BaseException as error:
-            end = describe_first_end(processes) if isinstance(error, BrokenProcessPool) else ""
+            exit_cause = describe_first_end(processes) if isinstance(error, BrokenProcessPool) else ""
+            # Checkpoints are written atomically, so a process may be killed at any time.
             for process in processes:
-                process.kill()  # a checkpoint is whole whenever that comes
+                process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
-            if end:
-                raise StoppedError(f"a worker process {end}") from error
+            if exit_cause:
+                raise StoppedError(f"a worker process {exit_cause}") from error
             raise
         for future in futures:
             future.result()
 
 
-def _start_worker(stop: _Flag, threads: int) -> None:
+def _start_worker(stop: _StopFlag, threads: int) -> None:
     global _stop
     _stop = stop
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
-    for number in ENDING_SIGNALS:  # likewise; programs that a worker starts do not inherit these
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    # The parent process handles signals, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A function that does nothing, because programs that a worker starts would inherit SIG_IGN.
+    for number in ENDING_SIGNALS:
         signal.signal(number, lambda *_: None)
     torch.set_num_threads(threads)
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
+    # The progress bars of loading and saving models would disturb the display.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _die_with_parent() -> None:
-    """A worker whose parent was killed would go on writing beside the resumed run."""
+def _exit_with_parent() -> None:
+    """End a worker whose parent was killed, as it would write into the folder of the resumed run."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -327,7 +365,7 @@ def _die_with_parent() -> None:
 
 def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator: Evaluator) -> None:
     try:
-        _play_job(config, job_id, only_warm_start, evaluator)
+        _train_and_evaluate(config, job_id, only_warm_start, evaluator)
     except SelfcestError as error:
         error.args = (f"{job_id}: {error}",)
         raise
@@ -336,38 +374,39 @@ def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator:
         raise
 
 
-def _stopping() -> bool:
+def _is_stopping() -> bool:
     return _stop is not None and _stop.value != 0
 
 
-def _ranks(config: RunConfig) -> RayRanks | None:
-    """Where a job's weights are trained, if not in its own process."""
+def _make_ranks(config: RunConfig) -> RayRanks | None:
+    """Make the learner's ranks, unless the learner runs in the job's own process."""
     if config.cluster is None or config.cluster.learner_ranks == 1:
         return None
     return RayRanks(config.cluster, config.threads)
 
 
-def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator: Evaluator) -> None:
-    if _stopping():
+def _train_and_evaluate(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator: Evaluator) -> None:
+    if _is_stopping():
         raise StoppedError("stopped before it began")
 
-    progress = ProgressFile(config.folder / str(job_id))
+    progress = ProgressFile(config.job_folder(job_id.variant, job_id.seed))
 
     def report(stage: str, share: float, note: str) -> None:
         progress.report(stage, share, note, job.state.compute_tokens)
 
-    ranks = _ranks(config)
-    job = Job(config, job_id, report, _stopping, ranks)
+    ranks = _make_ranks(config)
+    job = Job(config, job_id, report, _is_stopping, ranks)
 
     def evaluate(stage: EvaluationStage) -> None:
         report("evaluate", 0.0, "")
 
         def on_played(share: float, line: str) -> None:
             report("evaluate", share, line)
-            if _stopping():  # what has been played is stored
+            # All episodes so far are stored.
+            if _is_stopping():
                 raise StoppedError("stopped in an evaluation")
 
-        # A study judges by itself.
+        # The evaluator scores the episodes itself.
         evaluator.evaluate(config, job_id.variant, job_id.seed, stage, job.player.without_reward(), on_played)
 
     with ranks or nullcontext(), closing(job):

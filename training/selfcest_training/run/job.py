@@ -49,12 +49,12 @@ from selfcest_training.run.account import JobAccount
 from selfcest_training.run.boards import BOARDS, BoardJob, check_boards
 from selfcest_training.run.checkpoint import (
     WARM_START,
-    Manifest,
+    CheckpointManifest,
     TrainState,
+    find_newest_checkpoint,
     load_checkpoint,
-    newest_whole,
-    read_memory,
     read_state,
+    read_trainer_state,
     save_checkpoint,
 )
 from selfcest_training.run.evaluator import EvaluationStage
@@ -113,7 +113,7 @@ class Job:
         self._asked_to_stop = asked_to_stop
         self._ranks = ranks
         self.variant = config.variants[job_id.variant]
-        self.folder = config.folder / job_id.variant / f"seed{job_id.seed}"
+        self.folder = config.job_folder(job_id.variant, job_id.seed)
         self.language = language_of(config.model)
         self.sampler_spec = make_sampler(config.sampler.name, config.sampler.options)
         self.reward = make_reward(config.reward.name, **config.reward.options)
@@ -166,7 +166,7 @@ class Job:
         for folder in (self.folder, self.folder / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
             remove_partials(folder)
-        checkpoint, manifest = newest_whole(self.folder) or (None, Manifest())
+        checkpoint, manifest = find_newest_checkpoint(self.folder) or (None, CheckpointManifest())
         if checkpoint is not None:
             self.account = self._make_account(read_state(checkpoint))
         self._logs = {name: AppendLog(self.folder / name, manifest.logs.get(name, FileOffset())) for name in LOGS}
@@ -370,7 +370,7 @@ class Job:
             second_player=second_player,
         ) as trainer:
             if checkpoint is not None:
-                trainer.load_state_dict(read_memory(checkpoint))
+                trainer.load_state_dict(read_trainer_state(checkpoint))
             self.on_progress("RL", self.account.progress(), f"step {self.state.step} of {config.steps}")
             while self.state.step < config.steps and not self.account.spent():
                 progress_before = self.account.progress()
@@ -458,10 +458,10 @@ class Job:
             raise StoppedError("stopped after a checkpoint")
 
     def _checkpoint(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
-        memory = {} if trainer is None else trainer.state_dict()
+        trainer_state = {} if trainer is None else trainer.state_dict()
         offsets = {**self._evaluated, **{name: log.offset() for name, log in self._logs.items()}}
-        manifest = Manifest(run_digest(self.config), offsets, self._warm_files)
-        save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
+        manifest = CheckpointManifest(run_digest(self.config), offsets, self._warm_files)
+        save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, trainer_state, manifest)
 
 
 def check_contexts(config: RunConfig, variant: str, language: Language, sampler: SamplerSpec) -> None:

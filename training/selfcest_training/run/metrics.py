@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -63,9 +64,12 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     share of groups whose episodes all earn the same, so that a group baseline gives them no gradient. `correct` is the
     share of episodes whose term of that name is above 0. It is missing where the reward has no such term.
     """
-    episodes: list[EpisodeRecord] = [episode for group in groups for episode in group.episodes]
+    episodes = list(itertools.chain.from_iterable(group.episodes for group in groups))
     clones = sum(episode.cost.clones for episode in episodes)
-    failed = sum(agent.failed for episode in episodes for agent in episode.agents[1:])
+    failed = 0
+    for episode in episodes:
+        # The first agent of an episode is its root.
+        failed += sum(agent.failed for agent in episode.agents[1:])
     return {
         "return": float(np.mean([episode.team_return for episode in episodes])),
         "grader_floors": sum(episode.grade_note != "" for episode in episodes) / len(episodes),
@@ -114,9 +118,18 @@ def equal_returns(group: EpisodeGroup) -> bool:
 
 
 def _terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    scored = [(episode.reward_terms or {}, episode.weights) for episode in episodes]
-    names = dict.fromkeys(name for terms, _ in scored for name in terms)
-    return {f"term/{name}": float(np.mean([w.get(name, 1.0) * t.get(name, 0.0) for t, w in scored])) for name in names}
+    """Return the mean weighted value of every reward term."""
+    names: dict[str, None] = {}
+    for episode in episodes:
+        names.update(dict.fromkeys(episode.reward_terms or {}))
+    means: dict[str, float] = {}
+    for name in names:
+        values = []
+        for episode in episodes:
+            term = (episode.reward_terms or {}).get(name, 0.0)
+            values.append(episode.weights.get(name, 1.0) * term)
+        means[f"term/{name}"] = float(np.mean(values))
+    return means
 
 
 def _correct(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:

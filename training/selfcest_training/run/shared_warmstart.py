@@ -11,7 +11,7 @@ from pathlib import Path
 
 from selfcest_training.config import RunConfig
 from selfcest_training.files import atomic_write
-from selfcest_training.run.checkpoint import checkpoints, in_rl, newest_whole
+from selfcest_training.run.checkpoint import find_newest_checkpoint, is_rl_checkpoint, list_checkpoints
 from selfcest_training.run.job import JobId
 
 
@@ -35,7 +35,7 @@ def shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
                 continue
             jobs = [JobId(name, seed) for name in equal_variants]
             # A job with a checkpoint has begun and resumes from it.
-            waiting = [job for job in jobs if not checkpoints(_folder(config, job))]
+            waiting = [job for job in jobs if not list_checkpoints(_folder(config, job))]
             if waiting:
                 followers[leader_id] = waiting
     return followers
@@ -45,7 +45,7 @@ def hand_over(config: RunConfig, leader: JobId, follower: JobId) -> None:
     """Copy a finished warm start from one job to another."""
     source = _folder(config, leader).parent
     target = _folder(config, follower).parent
-    newest = newest_whole(source)
+    newest = find_newest_checkpoint(source)
     assert newest is not None, "its job has ended"
     checkpoint, _ = newest
     (target / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -57,9 +57,9 @@ def hand_over(config: RunConfig, leader: JobId, follower: JobId) -> None:
 
 
 def _in_rl(folder: Path) -> bool:
-    paths = checkpoints(folder)
-    return bool(paths) and in_rl(paths[-1])
+    paths = list_checkpoints(folder)
+    return bool(paths) and is_rl_checkpoint(paths[-1])
 
 
 def _folder(config: RunConfig, job: JobId) -> Path:
-    return config.folder / job.variant / f"seed{job.seed}" / "checkpoints"
+    return config.job_folder(job.variant, job.seed) / "checkpoints"
