@@ -229,7 +229,7 @@ def test_another_choice_among_lost_samples_is_lost_without_another_try(tmp_path:
 def test_above_the_limit_a_study_stops_and_what_was_played_stays(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path)
     losing(tasks[4:6], delegating)
-    said = r"range 2-6: 2 of 10 instances could not .* max_failed_fraction is 0\.1; the last: .* 503\. Look"
+    said = r"range 2-6: 2 of 10 instances could not .* max_failed_fraction is 0\.1; the last failure: .* 503\. Check"
     with pytest.raises(InfrastructureError, match=said):
         run(study(tmp_path, name="lost", max_failed_fraction=0.1))
     flaky.loses.clear()

@@ -220,7 +220,7 @@ def test_a_study_that_a_signal_ends_says_how_to_resume(
         signal.signal(signal.SIGTERM, before)
     assert caught.value.code == 143
     assert capsys.readouterr().err == (
-        "selfcest: ended by signal 15 (SIGTERM); the same command with --resume plays what is missing\n"
+        "selfcest: ended by signal 15 (SIGTERM); the same command with --resume plays the missing results\n"
     )
     assert not (config.folder / LOG).exists(), "it is no fault"
 

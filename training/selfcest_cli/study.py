@@ -23,7 +23,7 @@ from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import lock_folder
 from selfcest_training.session import SESSIONS, record_session
 
-RESUME_HINT = "the same command with --resume plays what is missing"
+RESUME_HINT = "the same command with --resume plays the missing results"
 
 
 def run_study(

@@ -138,7 +138,7 @@ class Study:
     @property
     def size(self) -> int:
         """The number of results of the complete study."""
-        return sum(len(self._tasks(cell)) for cell in self.cells())
+        return sum(len(self._tasks_of(cell)) for cell in self.cells())
 
     def count_stored(self, store: Store) -> int:
         """Count the study's results whose episodes are stored. Some of them may have to be graded again."""
@@ -215,7 +215,9 @@ class Study:
     def _play(self, store: Store, report: OnPlayed, player: Player | None) -> Path:
         policy_cells = [cell for cell in self.cells() if cell.style is None]
         if player is None:
-            check_servers(policy for policy in self._policies.values() if self._lacks(policy, policy_cells, store))
+            check_servers(
+                policy for policy in self._policies.values() if self._has_missing(policy, policy_cells, store)
+            )
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             # A policy with weights of its own for each seed is loaded once for each.
@@ -243,7 +245,7 @@ class Study:
                     causes[item.key] = cause
         return causes
 
-    def _lacks(self, policy: PolicySource, cells: Sequence[EvalCell], store: Store) -> bool:
+    def _has_missing(self, policy: PolicySource, cells: Sequence[EvalCell], store: Store) -> bool:
         """Return whether the policy has an instance left to play."""
         for cell in cells:
             if self.policy_of(cell.strategy) is not policy:
@@ -266,7 +268,7 @@ class Study:
         missing: list[tuple[EvalCell, list[EvalItem]]] = []
         for cell in cells:
             items = self._items_of(cell)
-            lacking = self._not_found(items, cell, store)
+            lacking = self._find_missing(items, cell, store)
             if len(lacking) < len(items):
                 report(len(items) - len(lacking), str(cell))
             if lacking:
@@ -280,16 +282,16 @@ class Study:
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
                     # Another strategy may have played some of them since the first look.
-                    new = self._not_found(batch, cell, store)
+                    new = self._find_missing(batch, cell, store)
                     new = [item for item in new if item.played not in self._unplayable]
                     start_time = time.perf_counter()
-                    played = self._played(new, cell, strategy, context, player)
+                    played = self._play_items(new, cell, strategy, context, player)
                     seconds = (time.perf_counter() - start_time) / max(1, len(new))
-                    store.add(self._judged(cell, [(item, episodes, seconds) for item, episodes in played]))
+                    store.add(self._grade_items(cell, [(item, episodes, seconds) for item, episodes in played]))
                     report(len(batch), str(cell))
                     self._check_unplayable(cell.eval_set)
 
-    def _played(
+    def _play_items(
         self, items: Sequence[EvalItem], cell: EvalCell, strategy: Strategy, context: PlayContext, player: Player
     ) -> list[tuple[EvalItem, Episodes]]:
         """Return the episodes of the instances that can be played, and note the others as unplayable."""
@@ -302,10 +304,10 @@ class Study:
             items, play, lambda item, episode: episode.rpartition(".")[0] == item.instance.name
         )
         for item, failure in dropped:
-            self._lose(item, cell, str(failure.cause))
+            self._note_unplayable(item, cell, str(failure.cause))
         return list(zip(remaining, played, strict=True))
 
-    def _judged(
+    def _grade_items(
         self, cell: EvalCell, played: Sequence[tuple[EvalItem, Sequence[EpisodeRecord], float]]
     ) -> Iterator[Result]:
         """Yield the results of the episodes that can be graded, and note the others as unplayable.
@@ -317,11 +319,11 @@ class Study:
         self.reward.prepare(list(chain.from_iterable(episodes for _, episodes, _ in played)))
         for item, episodes, seconds in played:
             try:
-                yield self._result(item, cell, episodes, seconds)
+                yield self._make_result(item, cell, episodes, seconds)
             except InfrastructureError as error:
-                self._lose(item, cell, str(error))
+                self._note_unplayable(item, cell, str(error))
 
-    def _lose(self, item: EvalItem, cell: EvalCell, why: str) -> None:
+    def _note_unplayable(self, item: EvalItem, cell: EvalCell, why: str) -> None:
         self._unplayable[item.played] = cell.eval_set, item.place.task_id, why
 
     def _check_unplayable(self, eval_set: EvalSet) -> None:
@@ -333,39 +335,43 @@ class Study:
             *_, last = causes.values()
             raise InfrastructureError(
                 f"{eval_set.family} {eval_set.size}: {len(causes)} of {num_instances} instances could not be played, "
-                f"and max_failed_fraction is {max_fraction:g}; the last: {last}. Look at that server, then continue "
-                "with --resume"
+                f"and max_failed_fraction is {max_fraction:g}; the last failure: {last}. Check the server, then "
+                "continue with --resume"
             )
 
     def _play_perfect_execution(self, cell: EvalCell, style: Style, store: Store, report: OnPlayed) -> None:
-        """Let the expert play a cell. Its episodes are not stored: the same script plays them again."""
+        """Let the expert play a cell. Its episodes are not stored, since the same script can play them again."""
         items = self._items_of(cell)
         strategy = self.strategies[cell.strategy]
         rules = self.policy_of(cell.strategy).rules(MINIMAL_LIMITS)
         for start in range(0, len(items), self.config.batch):
             batch = items[start : start + self.config.batch]
-            lacking = [item for item in batch if item.key not in store]
-            shared: dict[str, Result] = {}
-            for item in lacking:
+            shared_results: list[Result] = []
+            missing: list[EvalItem] = []
+            for item in batch:
+                if item.key in store:
+                    continue
                 result = store.find_episodes(item.played)
-                # A strategy that chooses otherwise among the same samples has the same result, if all were right.
+                # Another strategy may play the same samples and choose among them otherwise. If all samples are right,
+                # so that the result has costs, the choice does not matter.
                 if result is not None and result.costs is not None:
-                    shared[item.key] = replace(result, key=item.key, place=item.place)
-            store.add(shared.values())
-            new = [item for item in lacking if item.key not in shared]
+                    shared_results.append(replace(result, key=item.key, place=item.place))
+                else:
+                    missing.append(item)
+            store.add(shared_results)
             plays = play_perfect_execution(
-                strategy, style, [item.instance for item in new], self.context(cell), rules, self.reward
+                strategy, style, [item.instance for item in missing], self.context(cell), rules, self.reward
             )
-            store.add(self._perfect_execution(item, play, strategy) for item, play in zip(new, plays, strict=True))
+            store.add(self._make_expert_result(item, play, strategy) for item, play in zip(missing, plays, strict=True))
             report(len(batch), str(cell))
 
-    def _perfect_execution(self, item: EvalItem, play: PerfectPlay, strategy: Strategy) -> Result:
+    def _make_expert_result(self, item: EvalItem, play: PerfectPlay, strategy: Strategy) -> Result:
         chosen = strategy.choose(play.episodes, play.grades)
         costs = None
         if play.is_perfect:
             costs = costs_of(play.episodes, 0.0, self.config.measures, in_series=strategy.waited(play.episodes))
         if costs is not None:
-            # The seconds of a script say nothing of a policy's.
+            # The wall-clock time of a script cannot be compared with that of a policy.
             costs = {name: cost for name, cost in costs.items() if name != WALL}
         return Result(
             item.key,
@@ -379,7 +385,7 @@ class Study:
             lifted=play.lifted,
         )
 
-    def _not_found(self, items: Sequence[EvalItem], cell: EvalCell, store: Store) -> list[EvalItem]:
+    def _find_missing(self, items: Sequence[EvalItem], cell: EvalCell, store: Store) -> list[EvalItem]:
         """Return the items that must be played.
 
         Episodes that were played for another strategy or grader are graded again, and the results are stored.
@@ -394,10 +400,10 @@ class Study:
                 must_be_played.append(item)
             else:
                 regraded.append((item, result.episodes, (result.costs or {}).get(WALL, 0.0)))
-        store.add(self._judged(cell, regraded))
+        store.add(self._grade_items(cell, regraded))
         return must_be_played
 
-    def _result(self, item: EvalItem, cell: EvalCell, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
+    def _make_result(self, item: EvalItem, cell: EvalCell, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
         # Episodes from the store were scored by another reward, perhaps with another answer key.
         unscored = [
             replace(episode, task=item.instance.task, reward_terms=None, parts={}, by_turn={}) for episode in episodes
@@ -416,21 +422,21 @@ class Study:
             ending=scored[chosen].root.status,
             costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.waited(scored)),
             executed=strategy.executed(scored),
-            support=self._support(scored[chosen], cell),
+            support=self._compare_support(scored[chosen], cell),
         )
 
-    def _support(self, episode: EpisodeRecord, cell: EvalCell) -> Overlap | None:
+    def _compare_support(self, episode: EpisodeRecord, cell: EvalCell) -> Overlap | None:
         if not says_support(episode.task):
             return None
         return support_overlap(episode, self.policy_of(cell.strategy).rules(episode.limits).protocol)
 
     # Keys
 
-    def _tasks(self, cell: EvalCell) -> list[Task]:
+    def _tasks_of(self, cell: EvalCell) -> list[Task]:
         return self.tasks[cell.eval_set.family, cell.eval_set.size]
 
     def context(self, cell: EvalCell) -> PlayContext:
-        """Return what the cell's strategy plays under."""
+        """Return the context of the cell's strategy."""
         return PlayContext(
             self.config.limits_at(cell.budget, cell.strategy),
             self.config.temperature_of(cell.strategy),
@@ -453,13 +459,13 @@ class Study:
             to_stored(context.limits),
             context.temperature,
             self._fingerprints[self._policy_name(cell.strategy), cell.seed],
-            to_stored(_changed(self.config.tasks[eval_set.family], eval_set)) if needs_expert else None,
+            to_stored(_with_options(self.config.tasks[eval_set.family], eval_set)) if needs_expert else None,
             *protocol_texts(strategy, context),
             *([cell.style] if is_perfect_player else []),
         )
-        choice = [strategy.identity, self._judge, self._costs]
+        choice = [strategy.identity, self._reward_digest, self._costs_digest]
         items = []
-        for task in self._tasks(cell):
+        for task in self._tasks_of(cell):
             facts = dict(task.metadata)
             # A file's gold decomposition is in the metadata, and only an expert plays by it.
             plan = facts if needs_expert else None
@@ -473,7 +479,7 @@ class Study:
             measured = []
             if is_perfect_player:
                 # No episode is stored that could be graded or measured again.
-                played = digest(played, self._judge, self._costs, task.answer, list(task.aliases))
+                played = digest(played, self._reward_digest, self._costs_digest, task.answer, list(task.aliases))
             elif says_support(task):
                 measured = ["support"]
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
@@ -491,11 +497,11 @@ class Study:
         return items
 
     @cached_property
-    def _judge(self) -> str:
+    def _reward_digest(self) -> str:
         return digest(to_stored(self.config.reward))
 
     @cached_property
-    def _costs(self) -> str:
+    def _costs_digest(self) -> str:
         price = [] if self.config.price is None else [to_stored(self.config.price)]
         return digest({name: to_stored(spec) for name, spec in self.config.costs.items()}, *price)
 
@@ -503,7 +509,7 @@ class Study:
         """Raise `ConfigError` if the strategy cannot be played in this cell."""
         strategy = self.strategies[cell.strategy]
         context = self.context(cell)
-        tasks = self._tasks(cell)
+        tasks = self._tasks_of(cell)
         policy = self.policy_of(cell.strategy)
         try:
             strategy.check(context)
@@ -521,7 +527,7 @@ class Study:
 
 
 def protocol_texts(strategy: Strategy, context: PlayContext) -> list[list[str]]:
-    """Return what a strategy tells its agents beyond the policy's protocol, for keys of stored results.
+    """Return the texts that a strategy adds to the policy's protocol, for keys of stored results.
 
     The texts are openings and reminders of sample observations, a list for each player with a prompt variant of its
     own. A strategy without one adds nothing to its keys. How a variant reads turns is in `Strategy.version`.
@@ -544,6 +550,6 @@ def protocol_texts(strategy: Strategy, context: PlayContext) -> list[list[str]]:
     return texts
 
 
-def _changed(spec: PlugIn, eval_set: EvalSet) -> PlugIn:
+def _with_options(spec: PlugIn, eval_set: EvalSet) -> PlugIn:
     """Return a family's source with the options of an eval set."""
     return PlugIn(spec.name, {**spec.options, **eval_set.options})

@@ -1,8 +1,8 @@
-"""Retries of failed episodes, and the instances that could not be played in any try.
+"""Retries of failed episodes, and the instances that could not be played in any attempt.
 
-Such an instance is no wrong answer. It is left out of every strategy, so that comparisons stay paired. Failures are
-rarely random, since long episodes ask a server more often. So the report also has bounds of the accuracy over all
-instances.
+Such an instance does not count as a wrong answer. It is left out of every strategy, so that comparisons stay paired.
+Failures are rarely random, since long episodes call a server more often. So the report also has bounds of the accuracy
+over all instances.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from selfcest_eval.play.results import Result, ResultKey, Unplayable
 
 
 class RetryingPlayer(Player):
-    """Lets another player retry the episodes that an infrastructure failure hit; other episodes are played once.
+    """A player that retries the episodes of another player after infrastructure failures.
 
     Args:
-        player: who plays; it is not closed with this one.
-        max_retries: further tries of an episode, by the same seed.
+        player: the other player; it is not closed with this one.
+        max_retries: number of retries of an episode, with the same seed.
     """
 
     def __init__(self, player: Player, max_retries: int) -> None:
@@ -39,16 +39,16 @@ class RetryingPlayer(Player):
         weights: Mapping[str, float] | None = None,
         wrap: PolicyWrapper | None = None,
     ) -> list[EpisodeRecord]:
-        request_of = {(request.episode_id, temperature): request for request in requests}
+        request_by_key = {(request.episode_id, temperature): request for request in requests}
 
-        def one_try(missing: list[tuple[str, float]]) -> Attempt[tuple[str, float], EpisodeRecord]:
-            of_missing = [request_of[key] for key in missing]
-            records, failed = collect_failures(partial(self._player.play, of_missing, temperature, weights, wrap))
+        def attempt(keys: list[tuple[str, float]]) -> Attempt[tuple[str, float], EpisodeRecord]:
+            missing = [request_by_key[key] for key in keys]
+            records, failed = collect_failures(partial(self._player.play, missing, temperature, weights, wrap))
             return Attempt({(record.episode_id, temperature): record for record in records}, failed)
 
         keys = [(request.episode_id, temperature) for request in requests]
-        results, failed = collect_failures(partial(self._retries.play, keys, one_try))
-        return raise_failures([results[key] for key in keys if key in results], failed)
+        record_by_key, failed = collect_failures(partial(self._retries.play, keys, attempt))
+        return raise_failures([record_by_key[key] for key in keys if key in record_by_key], failed)
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
@@ -56,7 +56,7 @@ class RetryingPlayer(Player):
         return self._player.play_replays(factual, replays, temperature)
 
     def close(self) -> None:
-        """Nothing of its own is open."""
+        """Do nothing: the other player is closed by its owner."""
 
 
 def leave_out(results: Iterable[Result], unplayable: Sequence[Unplayable]) -> list[Result]:
@@ -70,7 +70,8 @@ def unplayable_lines(
 ) -> list[str]:
     """Return lines on each eval set with instances that are left out.
 
-    The first says how many, and the others what each strategy lacks, and between which bounds its accuracy lies.
+    The first line has their number. The others have, for each strategy, the number of its unplayable instances and the
+    bounds of its accuracy over all instances.
     """
     lines = []
     policies = [result for result in results if result.place.style is None]

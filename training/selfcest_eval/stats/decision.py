@@ -1,7 +1,7 @@
 """When to delegate: a policy's choices against both choices forced on the same weights, instance by instance.
 
-An instance is worth delegating if the forced `always` earns more on it than the forced `never`. Where both earn the
-same there is nothing to decide; such instances count for rewards and shares, not for the F1.
+An instance is worth delegating if the forced `always` earns more on it than the forced `never`. If both earn the same,
+the choice does not matter: such instances count for rewards and shares, but not for the F1.
 """
 
 from __future__ import annotations
