@@ -51,10 +51,7 @@ class AdoraOptions(WrapperOptions):
 
 
 class Adora(WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1) and `gain` (default 1);
-    `rule`, `length` (default) or `difficulty`; `length`, a cost measure (default `generated_tokens`), only for the rule
-    `length`; `at_most`, a share of right episodes (default 0.5), only for the rule `difficulty`; `term` (default
-    `correct`), the reward term that is above 0 for a right episode."""
+    """Scales the credit of another scheme, by default `grpo`, by whether the group is favoured."""
 
     name: ClassVar[str] = "adora"
     formula: ClassVar[str] = (

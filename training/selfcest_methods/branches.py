@@ -35,9 +35,13 @@ from selfcest_training.credit.counterfactual import select_clones
 
 @dataclass(frozen=True)
 class Branches(CreditAssigner, Checked):
-    """Options: `samples`, the alternatives of a clone (default 1); `max_share`, the share of clones that have them
-    (default 1); `nested`, whether clones that are born in alternatives are credited there too (default false; it needs
-    a `max_share` of 1)."""
+    """Credits the turns of clones against alternatives, and the turns of roots by `rloo`.
+
+    Attributes:
+        samples: n, the number of alternatives of a clone.
+        max_share: share of clones that have alternatives.
+        nested: whether clones that are born in alternatives are credited there too; it needs a `max_share` of 1.
+    """
 
     name: ClassVar[str] = "branches"
     formula: ClassVar[str] = (

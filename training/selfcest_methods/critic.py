@@ -43,7 +43,7 @@ class CriticHeads:
 
 
 class Critic(FittedValues[CriticHeads]):
-    """Options: `decay` and `ridge`, see `FittedValues`."""
+    """Credits the turns of clones by two value heads, and those of roots by `rloo`."""
 
     name: ClassVar[str] = "critic"
     formula: ClassVar[str] = "clones: A = Q(after the turn) - V(before it), learned; roots: rloo"

@@ -49,8 +49,7 @@ class D3sOptions(WrapperOptions):
 
 
 class D3s(CountsSteps, WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `rollouts`, `tokens` (default 0.5 each), the
-    shares kept at first; `steps` (default 100), after which all are; `across`, `step` (default) or `group`."""
+    """Takes the credit of another scheme, by default `grpo`, for some rollouts and tokens only."""
 
     name: ClassVar[str] = "d3s"
     formula: ClassVar[str] = (

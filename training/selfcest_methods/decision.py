@@ -38,8 +38,7 @@ class DecisionOptions(WrapperOptions):
 
 
 class Decision(WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `average` (default true); `tokens` (default
-    null: the whole turn)."""
+    """Takes the credit of another scheme, by default `rloo`, for the root's first turn only."""
 
     name: ClassVar[str] = "decision"
     formula: ClassVar[str] = "the root's first turn: mean A of the episodes that decided alike; all else is excluded"

@@ -40,9 +40,7 @@ class DownsampledOptions(WrapperOptions):
 
 
 class Downsampled(WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (default 8), the number of episodes
-    that train; `term` (default `correct`), the reward term that is above 0 for a right episode; `reweigh` (default
-    false)."""
+    """Takes the credit of another scheme, by default `rloo`, for a balanced part of the group only."""
 
     name: ClassVar[str] = "downsampled"
     formula: ClassVar[str] = "as `scheme` over the whole group; n of it train, half of them right"

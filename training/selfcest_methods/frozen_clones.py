@@ -34,7 +34,7 @@ class FrozenClonesOptions(WrapperOptions):
 
 
 class FrozenClones(CountsSteps, WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `steps` (default 20)."""
+    """Takes the credit of another scheme, by default `grpo`, without clones in the first steps."""
 
     name: ClassVar[str] = "frozen_clones"
     formula: ClassVar[str] = "as `scheme`; clones are excluded for the first `steps` steps"

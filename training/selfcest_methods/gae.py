@@ -36,7 +36,7 @@ class GaeOptions(FittedValuesOptions):
 
 
 class Gae(FittedValues[ValueHead]):
-    """Options: `lam` (default 0.95); `decay` and `ridge`, see `FittedValues`."""
+    """Credits every turn by generalised advantages, from a value head."""
 
     name: ClassVar[str] = "gae"
     formula: ClassVar[str] = "every agent: A_t = sum_l lam^l delta_(t + l), delta = V(next turn) - V, at its end R - V"

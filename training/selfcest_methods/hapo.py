@@ -41,9 +41,15 @@ _LEAST_ENTROPY = 1e-8  # as in the released code: its logarithm is finite
 
 @dataclass(frozen=True)
 class Hapo(CreditAssigner, Checked):
-    """Options: `std_floor` (default 0.25) and `epsilon` (default 1e-6), of the division; `limit` (default 5), the |A|
-    from which a group falls back to `grpo`; `beta` (default 1), the strength of the scaling; `pivot` (default 0.8), the
-    quantile of entropies whose h is 0; `neutral` (default 0.1), the distance of the ratio from 1 that counts as 1."""
+    """Credits every token by the group's token-level average and its own entropy.
+
+    Attributes:
+        std_floor, epsilon: of the division by the std.
+        limit: |A| from which a group falls back to `grpo`.
+        beta: strength of the scaling; above 1 tokens of low entropy would change their sign.
+        pivot: quantile of the entropies whose h is 0.
+        neutral: distance of a ratio from 1 up to which it counts as 1.
+    """
 
     name: ClassVar[str] = "hapo"
     formula: ClassVar[str] = "A = (R - token mean R) / token std R, times 1 + beta h for tokens by their entropy"
@@ -55,7 +61,7 @@ class Hapo(CreditAssigner, Checked):
     std_floor: NotNegative = 0.25
     epsilon: NotNegative = 1e-6
     limit: Positive = 5.0
-    beta: Share = 1.0  # above 1 tokens of low entropy would change their sign
+    beta: Share = 1.0
     pivot: Share = 0.8
     neutral: NotNegative = 0.1
 

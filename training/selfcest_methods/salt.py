@@ -38,8 +38,7 @@ class SaltOptions(WrapperOptions):
 
 
 class Salt(WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `history` (default null: all of the past);
-    `thoughts` (default false)."""
+    """Averages the credit of another scheme, by default `grpo`, over equal steps."""
 
     name: ClassVar[str] = "salt"
     formula: ClassVar[str] = "as `scheme`, averaged over episodes that took the same action in the same state"

@@ -177,8 +177,7 @@ class StateZeroOptions(Checked):
 
 
 class StateZero(Stateful[TaskValue], CreditAssigner):
-    """Options: `decay` (default 0.9), the weight of a step's returns at the next step; `ridge` (default 0.1), the
-    penalty of the regression in rollouts."""
+    """Credits every turn by the return less the predicted return of the task."""
 
     name: ClassVar[str] = "state_zero"
     formula: ClassVar[str] = "A = R - V(task, budget), V learned from earlier steps, every turn"

@@ -129,8 +129,7 @@ class FittedValuesOptions(Checked):
 
 
 class FittedValues(Stateful[S], CreditAssigner):
-    """Base of the schemes with value heads. Options: `decay` (default 0.95), the weight of a step's returns at the next
-    step; `ridge` (default 0.01)."""
+    """Base of the schemes with value heads."""
 
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False

@@ -25,7 +25,11 @@ from selfcest_training.credit.grpo import Grpo
 
 @dataclass(frozen=True)
 class WideSeek(Grpo):
-    """Options: those of `grpo`, and `loss_denominator_tokens` (default 100), which must be equal to that of `rl`."""
+    """Credits every turn as `grpo`, with a weight per agent.
+
+    Attributes:
+        loss_denominator_tokens: must be equal to that of `rl`.
+    """
 
     name: ClassVar[str] = "wideseek"
     formula: ClassVar[str] = (
