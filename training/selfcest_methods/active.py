@@ -41,7 +41,7 @@ class ConsistencySums(WeightedSums):
 
 @dataclass(frozen=True)
 class ActiveOptions(WorthSamplerOptions):
-    """Options, besides those of `WorthSampler`.
+    """Options in addition to those of `WorthSampler`.
 
     Attributes:
         floor: as there, in nats.
@@ -76,12 +76,12 @@ def compute_consistency(outcomes: Sequence[bool], uncertainties: Sequence[float 
         outcomes: whether each rollout is right.
         uncertainties: of each rollout, in nats per token; a rollout with `None` is left out.
     """
-    right = np.array([float(o) for o, u in zip(outcomes, uncertainties, strict=True) if u is not None])
-    if not len(right) or right.std() == 0:
+    is_right = np.array([float(o) for o, u in zip(outcomes, uncertainties, strict=True) if u is not None])
+    if not len(is_right) or is_right.std() == 0:
         return 0.0
     # This is minus the point-biserial correlation times the std of the uncertainties. Without a division by this std,
     # a few rollouts of nearly equal uncertainty have little effect.
-    advantages = (right - right.mean()) / right.std()
+    advantages = (is_right - is_right.mean()) / is_right.std()
     return float(-np.mean(advantages * np.array([u for u in uncertainties if u is not None])))
 
 

@@ -27,7 +27,7 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class AdoraOptions(WrapperOptions):
-    """Options, besides `scheme`.
+    """Options in addition to `scheme`.
 
     Attributes:
         factor: multiplies the credit of a group that is not favoured.
@@ -73,16 +73,18 @@ class Adora(WrapperScheme):
         return replace(credit, advantage=advantage, diagnostics=diagnostics)
 
     def _is_favoured(self, group: EpisodeGroup) -> bool:
-        right = [episode for episode in group.episodes if succeeded(episode, self.options.term)]
+        right_episodes = [episode for episode in group.episodes if succeeded(episode, self.options.term)]
         if self.options.rule == "difficulty":
-            return 0 < len(right) <= self.options.at_most * len(group.episodes)
-        if not right:
+            return 0 < len(right_episodes) <= self.options.at_most * len(group.episodes)
+        if not right_episodes:
             return False
         # A wrong episode that was cut says nothing about the length of wrong answers.
-        wrong = [e for e in group.episodes if not succeeded(e, self.options.term) and not _was_cut(e)]
-        if not wrong:
+        wrong_episodes = [e for e in group.episodes if not succeeded(e, self.options.term) and not _was_cut(e)]
+        if not wrong_episodes:
             return True
-        return bool(max(map(self._get_length, right)) > np.mean([self._get_length(episode) for episode in wrong]))
+        right_lengths = [self._get_length(episode) for episode in right_episodes]
+        wrong_lengths = [self._get_length(episode) for episode in wrong_episodes]
+        return bool(max(right_lengths) > np.mean(wrong_lengths))
 
     def _get_length(self, episode: EpisodeRecord) -> int:
         length: int = getattr(episode.cost, self.options.length)

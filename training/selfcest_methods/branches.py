@@ -72,10 +72,10 @@ class Branches(CreditAssigner, Checked):
         replays: list[Replay] = []
         if self.nested:
             for clone in select_clones(episode, self.max_share):
-                for first in self._make_replays(episode.episode_id, clone.agent_id):
-                    for agent_id, num_turns in turn_counts[first].items():
+                for replay in self._make_replays(episode.episode_id, clone.agent_id):
+                    for agent_id, num_turns in turn_counts[replay].items():
                         if agent_id.parent == clone.agent_id and num_turns:
-                            replays += self._make_replays(str(first), agent_id)
+                            replays += self._make_replays(str(replay), agent_id)
         return replays
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:

@@ -27,7 +27,7 @@ from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 @dataclass(frozen=True)
 class BudgetsOptions(LimitChangingOptions):
-    """Options, besides those of `LimitChangingSampler`. Exactly one of the two must be set.
+    """Options in addition to those of `LimitChangingSampler`. Exactly one of the two must be set.
 
     Attributes:
         totals: budgets in tokens.

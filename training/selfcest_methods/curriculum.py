@@ -49,7 +49,7 @@ class _Progress(PlainState):
 
 @dataclass(frozen=True)
 class CurriculumOptions(LimitChangingOptions):
-    """Options, besides those of `LimitChangingSampler`.
+    """Options in addition to those of `LimitChangingSampler`.
 
     Attributes:
         start, end: first and last value of the limit.

@@ -34,7 +34,7 @@ KeptShare = Annotated[float, Above(0), AtMost(1)]
 
 @dataclass(frozen=True)
 class D3sOptions(WrapperOptions):
-    """Options, besides `scheme`.
+    """Options in addition to `scheme`.
 
     Attributes:
         rollouts, tokens: shares that are kept at step 0.

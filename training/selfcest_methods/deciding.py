@@ -147,10 +147,10 @@ def subtract_costs(limits: Limits, episodes: Episodes) -> Limits:
 
     Where too little is left for a prompt, the next episode ends with a typed status and without a turn.
     """
-    left: dict[str, int] = {}
+    limits_left: dict[str, int] = {}
     for name in ("total_tokens", "generated_tokens"):
         limit = getattr(limits, name)
         if limit is not None:
-            left[name] = max(0, limit - sum(getattr(episode.cost, name) for episode in episodes))
-    answer_reserve = min(limits.answer_reserve, *left.values()) if left else limits.answer_reserve
-    return replace(limits, answer_reserve=answer_reserve, **left)
+            limits_left[name] = max(0, limit - sum(getattr(episode.cost, name) for episode in episodes))
+    answer_reserve = min(limits.answer_reserve, *limits_left.values()) if limits_left else limits.answer_reserve
+    return replace(limits, answer_reserve=answer_reserve, **limits_left)

@@ -26,7 +26,7 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class DecisionOptions(WrapperOptions):
-    """Options, besides `scheme`.
+    """Options in addition to `scheme`.
 
     Attributes:
         average: whether the advantages of equal decisions are averaged.

@@ -28,7 +28,7 @@ from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 @dataclass(frozen=True)
 class DotsOptions(BucketSamplerOptions):
-    """Options, besides those of `BucketSampler`.
+    """Options in addition to those of `BucketSampler`.
 
     Attributes:
         term: reward term that is above 0 for a right episode.

@@ -26,7 +26,7 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class DownsampledOptions(WrapperOptions):
-    """Options, besides `scheme`.
+    """Options in addition to `scheme`.
 
     Attributes:
         size: n, the number of episodes that train.
@@ -66,20 +66,20 @@ class Downsampled(WrapperScheme):
 
     def _draw_episodes(self, group: EpisodeGroup) -> dict[str, float]:
         """Return the ids of the episodes that train, each with the weight s n / (k N)."""
-        right: list[EpisodeRecord] = []
-        wrong: list[EpisodeRecord] = []
+        right_episodes: list[EpisodeRecord] = []
+        wrong_episodes: list[EpisodeRecord] = []
         for episode in group.episodes:
-            outcome = right if succeeded(episode, self.options.term) else wrong
+            outcome = right_episodes if succeeded(episode, self.options.term) else wrong_episodes
             outcome.append(episode)
         total = len(group.episodes)
         size = min(self.options.size, total)
         # Where one outcome has fewer than half of n, the other one fills up.
-        num_right = min(len(right), max(size // 2, size - len(wrong)))
+        num_right = min(len(right_episodes), max(size // 2, size - len(wrong_episodes)))
         weights: dict[str, float] = {}
-        for first_key, episodes, count in ((0, right, num_right), (total, wrong, size - num_right)):
-            left = list(episodes)
+        for first_key, episodes, count in ((0, right_episodes, num_right), (total, wrong_episodes, size - num_right)):
+            candidates = list(episodes)
             for k in range(count):
                 # Keys of the two outcomes differ, so that their draws are independent.
-                i = draw_index((1 / len(left),) * len(left), "who trains", group.episodes[0], first_key + k)
-                weights[left.pop(i).episode_id] = len(episodes) * size / (count * total)
+                i = draw_index((1 / len(candidates),) * len(candidates), "who trains", group.episodes[0], first_key + k)
+                weights[candidates.pop(i).episode_id] = len(episodes) * size / (count * total)
         return weights

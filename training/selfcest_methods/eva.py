@@ -37,9 +37,10 @@ class ReturnSpread(WeightedSums):
 
 @dataclass(frozen=True)
 class EvaOptions(WorthSamplerOptions):
-    """Options, besides those of `WorthSampler`. `floor` is in units of the return, or of its square for the variance.
+    """Options in addition to those of `WorthSampler`.
 
     Attributes:
+        floor: as there, in units of the return, or of its square for the variance.
         info: measure of a group's spread.
     """
 

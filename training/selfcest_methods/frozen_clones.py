@@ -24,7 +24,7 @@ from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, Wrapp
 
 @dataclass(frozen=True)
 class FrozenClonesOptions(WrapperOptions):
-    """Options, besides `scheme`.
+    """Options in addition to `scheme`.
 
     Attributes:
         steps: number of steps without clones.

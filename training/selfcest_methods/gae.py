@@ -26,7 +26,7 @@ from selfcest_training.credit.base import Advantage, Credit, Internals, Replayed
 
 @dataclass(frozen=True)
 class GaeOptions(FittedValuesOptions):
-    """Options, besides those of `FittedValues`.
+    """Options in addition to those of `FittedValues`.
 
     Attributes:
         lam: lambda, the decay of later differences per turn.

@@ -33,7 +33,7 @@ _ENOUGH = 0.9  # sufficient probability of both outcomes, as in the released cod
 
 @dataclass(frozen=True)
 class KnapsackOptions(BucketSamplerOptions):
-    """Options, besides those of `BucketSampler`.
+    """Options in addition to those of `BucketSampler`.
 
     Attributes:
         term: reward term that is above 0 for a right episode.
@@ -67,12 +67,11 @@ class Knapsack(BucketSampler[SuccessSums]):
         return SuccessSums.of(group, self.options.term, self.options.tokens)
 
     def check_menu(self, menu: TaskMenu) -> None:
-        fewest = self.options.min_rollouts
-        most = self.options.max_rollouts
-        if not fewest <= menu.group_size <= most:
+        if not self.options.min_rollouts <= menu.group_size <= self.options.max_rollouts:
             raise ConfigError(
-                f"rl.group_size is {menu.group_size}; expected a number from min_rollouts = {fewest} to max_rollouts = "
-                f"{most}, because the budget is that of group_size rollouts of each task"
+                f"rl.group_size is {menu.group_size}; expected a number from min_rollouts = "
+                f"{self.options.min_rollouts} to max_rollouts = {self.options.max_rollouts}, because the budget is "
+                "that of group_size rollouts of each task"
             )
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
@@ -110,25 +109,25 @@ class Knapsack(BucketSampler[SuccessSums]):
         if not (is_open | is_hopeless).any():
             return sizes.tolist()
         sizes[is_hopeless | is_solved] = self.options.min_rollouts
-        left = group_size * tokens.sum() - (sizes * tokens)[~is_open].sum()
+        tokens_left = group_size * tokens.sum() - (sizes * tokens)[~is_open].sum()
         if is_open.any():
             counts = np.arange(self.options.min_rollouts, self.options.max_rollouts + 1)
             # With so many rollouts a group has both outcomes with probability _ENOUGH, so more are worth little.
             enough = np.log(1 - _ENOUGH) / np.log(np.maximum(rates[is_open], 1 - rates[is_open]))
             needed = np.clip(np.ceil(enough), counts[0], counts[-1]) @ tokens[is_open]
             # Hopeless tasks get what the open ones do not need, as in the released code.
-            budget = min(left, needed) if is_hopeless.any() else left
+            budget = min(tokens_left, needed) if is_hopeless.any() else tokens_left
             values = compute_values(rates[is_open], counts)
             sizes[is_open] = counts[solve_knapsack(values, counts, tokens[is_open], budget, self.options.resolution)]
-            left -= (sizes * tokens)[is_open].sum()
-        # What is left goes to the hopeless tasks, one rollout each in turn.
+            tokens_left -= (sizes * tokens)[is_open].sum()
+        # The rest goes to the hopeless tasks, one rollout each in turn.
         has_changed = True
         while has_changed:
             has_changed = False
             for i in np.flatnonzero(is_hopeless):
-                if sizes[i] < self.options.max_rollouts and tokens[i] <= left:
+                if sizes[i] < self.options.max_rollouts and tokens[i] <= tokens_left:
                     sizes[i] += 1
-                    left -= tokens[i]
+                    tokens_left -= tokens[i]
                     has_changed = True
         return sizes.tolist()
 
@@ -178,8 +177,8 @@ def solve_knapsack(values: Floats, counts: Ints, tokens: Floats, budget: float, 
         choices.append(choice)
     # From the last task back, each choice says how many units the earlier tasks had.
     chosen = np.zeros(len(values), dtype=np.int64)
-    left = size
+    units_left = size
     for i in reversed(range(len(values))):
-        chosen[i] = choices[i][left]
-        left -= units[i, chosen[i]]
+        chosen[i] = choices[i][units_left]
+        units_left -= units[i, chosen[i]]
     return chosen

@@ -31,8 +31,8 @@ def _measure(name: str, episode: EpisodeRecord, schedule: str) -> float:
         return float(getattr(episode.cost, name))
     if name in terms:
         return terms[name]
-    known = [*cost_measures(), *terms]
+    names = [*cost_measures(), *terms]
     raise ConfigError(
         f"reward schedule '{schedule}' measures {name!r}, which is neither a cost nor a term of the reward."
-        f"{did_you_mean(name, known)} Expected one of {', '.join(known)}"
+        f"{did_you_mean(name, names)} Expected one of {', '.join(names)}"
     )

@@ -28,7 +28,7 @@ _NOTHING_SEEN = SuccessSums()
 
 @dataclass(frozen=True)
 class MoppsOptions(BucketSamplerOptions):
-    """Options, besides those of `BucketSampler`.
+    """Options in addition to those of `BucketSampler`.
 
     Attributes:
         term: reward term that is above 0 for a right episode.

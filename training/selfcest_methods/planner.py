@@ -139,5 +139,5 @@ class Planner(OrchestratedStrategy, Checked):
                 f"Write what to do next, at most {self.workers} lines 'ROLE: PART' that can be worked on side by side, "
                 f"with a role of {', '.join(self.instructions)}. If you know the answer, write one line 'done: ANSWER'."
             )
-        known = results or ["nothing"]
-        return make_call("\n".join(["You plan and do not solve.", order, f"Task: {task}", "Found so far:", *known]))
+        lines = ["You plan and do not solve.", order, f"Task: {task}", "Found so far:", *(results or ["nothing"])]
+        return make_call("\n".join(lines))

@@ -96,13 +96,13 @@ class Playbook(Checked):
         added = self.added
         for addition in additions:
             text = " ".join(addition.text.split())
-            known = bullets[addition.role]
-            is_repeated = any(_normalize(text) == _normalize(bullet.text) for bullet in known)
+            role_bullets = bullets[addition.role]
+            is_repeated = any(_normalize(text) == _normalize(bullet.text) for bullet in role_bullets)
             if text and not is_repeated:
                 added += 1
                 bullet = Bullet(f"{addition.role}-{added}", text)
                 # The new bullet needs a place even where all others helped: otherwise it could never be tried.
-                bullets[addition.role] = (*_keep_best(known, max_bullets - 1), bullet)
+                bullets[addition.role] = (*_keep_best(role_bullets, max_bullets - 1), bullet)
         root = _keep_best(bullets[Role.ROOT], max_bullets)
         clone = _keep_best(bullets[Role.CLONE], max_bullets)
         return replace(self, root=root, clone=clone, added=added)

@@ -26,7 +26,7 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class SaltOptions(WrapperOptions):
-    """Options, besides `scheme`.
+    """Options in addition to `scheme`.
 
     Attributes:
         history: number of last blocks of an agent's context that are its state; `None`: all of its past.
@@ -74,18 +74,18 @@ class Salt(WrapperScheme):
     def _identify_steps(self, episode: EpisodeRecord, agent: AgentRecord) -> list[object]:
         """Return a hashable value for each turn of an agent; equal values are the same step."""
         # Alternates: what the agent was shown before a turn, and the action of the turn.
-        past: list[object] = []
+        context: list[object] = []
         steps: list[object] = []
         for index, turn in enumerate(agent.turns):
-            # Replies are named besides the prompt ids, because a policy of text has no ids.
-            past.append((turn.generation.prompt_ids, *_get_replies(episode, agent, index)))
+            # Replies stand beside the prompt ids, because a policy of text has no ids.
+            context.append((turn.generation.prompt_ids, *_get_replies(episode, agent, index)))
             action = _describe_action(episode, agent, index)
             if self.options.thoughts:
                 action = (*action, turn.generation.text, turn.generation.token_ids)
             # With a limited history only what was shown counts, and the actions between do not.
-            state = past if self.options.history is None else past[-2 * self.options.history + 1 :: 2]
+            state = context if self.options.history is None else context[-2 * self.options.history + 1 :: 2]
             steps.append((agent.agent_id, agent.objective, agent.shared_context, tuple(state), action))
-            past.append(action)
+            context.append(action)
         return steps
 
 

@@ -68,8 +68,8 @@ class Scale(OrchestratedStrategy, Checked):
         if len(results) == len(parts):
             return Answer(results[-1] or NO_ANSWER)
         solved_parts = zip(parts, results, strict=False)
-        known = "".join(f"\n{part}: {result or NO_ANSWER}" for part, result in solved_parts) or " nothing"
-        context = f"Task: {task}\nFound:{known}\nPart: {parts[len(results)]}"
+        results_text = "".join(f"\n{part}: {result or NO_ANSWER}" for part, result in solved_parts) or " nothing"
+        context = f"Task: {task}\nFound:{results_text}\nPart: {parts[len(results)]}"
         if self.find_hard_parts(calls[1])[len(results)]:
             objective = f"Solve this part of a task. Think step by step.\n{context}"
             return make_call(*[objective] * self.threads, keys=keys)

@@ -176,7 +176,8 @@ class Scaler(Stateful[ScalerState]):
             level_outcomes = outcomes.setdefault(family, {}).setdefault(level, [])
             level_outcomes += [succeeded(episode, self.options.term) for episode in group.episodes]
         for family, by_level in outcomes.items():
-            self._move_level(family, {level: sum(right) / len(right) for level, right in by_level.items()})
+            accuracies = {level: sum(successes) / len(successes) for level, successes in by_level.items()}
+            self._move_level(family, accuracies)
 
     def _move_level(self, family: str, accuracies: Mapping[int, float]) -> None:
         """Move the level of a family by the accuracies of a round, which are by level."""

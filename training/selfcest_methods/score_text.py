@@ -50,8 +50,8 @@ def _score(match: re.Match[str], most: float) -> float:
         return _number(match["plain"])
     if match["percent"]:
         return _number(match["percent"]) * most / 100
-    whole = _number(match["whole"]) if match["whole"] else most
-    return _number(match["part"]) * most / whole if 0 < whole < math.inf else math.nan
+    scale_end = _number(match["whole"]) if match["whole"] else most
+    return _number(match["part"]) * most / scale_end if 0 < scale_end < math.inf else math.nan
 
 
 def _number(digits: str) -> float:

@@ -1,7 +1,7 @@
 """`state_zero` takes the predicted return of a task as the baseline of every turn.
 
 Source: V_0 (arXiv 2602.03584), a value at state zero in place of a group's mean. There a large model is trained once
-and told of the policy by examples. Here a small regression is fitted anew after every step. docs/methods.md has the
+and told of the policy by examples. Here a small regression is fitted again after every step. docs/methods.md has the
 rest.
 
     A_k = R_k - V(task, budget);   V: ridge regression of returns on what is known of a task, fitted on earlier steps
@@ -59,7 +59,7 @@ class TaskValue:
     log(1 + size) less its mean over the rollouts of the family. So a family that was not seen gets the mean of the
     families, each at its own mean size.
 
-    It is fitted on the means of tasks with equal features, weighted by their rollouts. It is solved anew at each fit,
+    It is fitted on the means of tasks with equal features, weighted by their rollouts. It is solved again at each fit,
     so there is no learning rate, and the order of examples does not matter.
 
     Attributes:

@@ -1,7 +1,7 @@
 """`v0` is `knapsack` with success rates that a regression predicts from the task and its budget.
 
 Source: V_0 (arXiv 2602.03584), its use as an allocator of rollouts. There a large model is trained once and told of the
-policy by examples. Here a small regression is fitted anew after every step. docs/methods.md has the rest.
+policy by examples. Here a small regression is fitted again after every step. docs/methods.md has the rest.
 
     p(task) = logistic regression on family, size, documents and budget, fitted on earlier steps
 
@@ -28,7 +28,7 @@ from selfcest_training.stages.base import TaskMenu
 
 @dataclass(frozen=True)
 class V0Options(KnapsackOptions):
-    """Options, besides those of `Knapsack`.
+    """Options in addition to those of `Knapsack`.
 
     Attributes:
         ridge: penalty of the regression, in rollouts.
