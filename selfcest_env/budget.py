@@ -23,7 +23,10 @@ class Amounts(NamedTuple):
     clones: int | None = 0
 
     def covers(self, cost: Amounts) -> bool:
-        return all(map(_covers, self, cost))
+        for have, need in zip(self, cost, strict=True):
+            if have is not None and (need is None or need > have):
+                return False
+        return True
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(_plus, self, other))
@@ -87,7 +90,7 @@ class Ledger:
         self._check_amounts("reservation", cost)
         if not account.free.covers(cost):
             raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
-        self._accounts[agent_id] = account._replace(reserved=account.reserved.plus(cost))
+        self._accounts[agent_id] = Account(account.granted, account.spent, account.reserved.plus(cost), account.lent)
 
     def settle(self, agent_id: AgentId, reserved: Amounts, used: Amounts) -> None:
         """End a reservation: `used` of it is spent for good, the rest is free again."""
@@ -98,14 +101,16 @@ class Ledger:
             raise BudgetError(f"{agent_id} cannot settle {reserved}: only {account.reserved} is reserved")
         if not reserved.covers(used):
             raise BudgetError(f"{agent_id} used {used}, more than its reservation {reserved}")
-        self._accounts[agent_id] = account._replace(
-            reserved=account.reserved.minus(reserved), spent=account.spent.plus(used)
-        )
+        spent = account.spent.plus(used)
+        self._accounts[agent_id] = Account(account.granted, spent, account.reserved.minus(reserved), account.lent)
 
     def charge(self, agent_id: AgentId, cost: Amounts) -> None:
         """Reserve and settle in one step: for what the environment itself writes."""
-        self.reserve(agent_id, cost)
-        self.settle(agent_id, cost, cost)
+        account = self._find_open(agent_id)
+        self._check_amounts("reservation", cost)
+        if not account.free.covers(cost):
+            raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
+        self._accounts[agent_id] = Account(account.granted, account.spent.plus(cost), account.reserved, account.lent)
 
     def lend(self, parent_id: AgentId, grants: Mapping[AgentId, Amounts]) -> None:
         """Open one account per child, all funded from the parent's free balance in one step; a child costs a clone."""
@@ -186,10 +191,6 @@ class Ledger:
         for name, amount in zip(Amounts._fields, amounts, strict=True):
             if (amount is None and not unlimited) or (amount is not None and amount < 0):
                 raise BudgetError(f"a {what} of {amount!r} {name} is impossible; expected a number >= 0")
-
-
-def _covers(have: int | None, need: int | None) -> bool:
-    return have is None or (need is not None and need <= have)
 
 
 def _plus(a: int | None, b: int | None) -> int | None:

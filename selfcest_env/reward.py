@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError, InfrastructureError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
-from selfcest_env.plugin import Registry
+from selfcest_env.plugin import Registry, implements
 from selfcest_env.process import ProcessTerm, sum_turns
 from selfcest_env.record import ByTurn, EpisodeRecord, Turn, cost_measures
 from selfcest_env.structure import Checked, Count, NotEmpty, Positive
@@ -326,9 +326,9 @@ class Reward:
         for name, term in self.terms.items():
             who = f"reward term '{name}', episode {record.episode_id}"
             try:
-                turns = dict(term.by_turn(record)) if isinstance(term, TurnTerm) else {}
+                turns = dict(term.by_turn(record)) if implements(term, TurnTerm) else {}
                 value = sum_turns(turns) if isinstance(term, ProcessTerm) else term(record, grade)
-                summands = dict(term.parts(grade)) if isinstance(term, PartedTerm) else {}
+                summands = dict(term.parts(grade)) if implements(term, PartedTerm) else {}
             except InfrastructureError:
                 raise
             except Exception as error:

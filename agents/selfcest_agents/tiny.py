@@ -33,6 +33,7 @@ SPECIALS = (
 )
 STOPS = ("</call>", "</read>", "<end>")
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase + "+-*/%:;,.?!@#>=() "
+MAX_ENCODED = 2**14  # texts whose ids a tokenizer remembers
 NUMBERS = tuple(f"[{number}]" for number in range(100))
 # No leading zeros: [07] is five characters, so that encoding then decoding never changes a text.
 _NUMBER = r"\[(?:0|[1-9][0-9]?)\]"
@@ -80,6 +81,8 @@ class TinyTokenizer:
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         self._trusted = re.compile(f"{_SPECIAL}|{_NUMBER}|.", re.DOTALL)
         self._untrusted = re.compile(f"{_NUMBER}|.", re.DOTALL)
+        # The game counts every text before the policy encodes it, and most texts are one of a few.
+        self._encoded: dict[tuple[str, bool], tuple[int, ...]] = {}
 
     @property
     def vocab(self) -> dict[str, int]:
@@ -105,16 +108,21 @@ class TinyTokenizer:
 
     def encode(self, text: str, trusted: bool) -> tuple[int, ...]:
         """Return the ids of a text. Untrusted text has no special tokens: `<end>` is `<unk>`, `e`, `n`, `d`, `>`."""
-        pattern = self._trusted if trusted else self._untrusted
-        ids = self._ids
-        unknown = self.unk_id
-        return tuple([ids.get(piece, unknown) for piece in pattern.findall(text)])
+        encoded = self._encoded.get((text, trusted))
+        if encoded is None:
+            pattern = self._trusted if trusted else self._untrusted
+            unknown = self.unk_id
+            encoded = tuple([self._ids.get(piece, unknown) for piece in pattern.findall(text)])
+            if len(self._encoded) >= MAX_ENCODED:
+                self._encoded.clear()
+            self._encoded[text, trusted] = encoded
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, including special tokens. Raises `PolicyError` for an id outside the vocabulary."""
         pieces = []
         for index in ids:
-            if not 0 <= index < self.vocab_size:
+            if not 0 <= index < len(self._tokens):
                 raise PolicyError(
                     f"cannot decode id {index}: this tokenizer has ids 0 to {self.vocab_size - 1}; decode with the "
                     "tokenizer of the model that produced it"

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.plugin import implements
 from selfcest_env.protocol import LABELS, Reply
 from selfcest_env.types import Action, Answer, Delegate, Read, Role, Scalar, Task
 from selfcest_env.views import Exchange, Observation
@@ -65,7 +66,7 @@ class Identifies(Protocol):
 
 def identity_of(source: TaskSource, task: Task) -> str | None:
     """Return the identity of a task that this source drew, or `None` if it is unknown."""
-    return source.identity(task) if isinstance(source, Identifies) else None
+    return source.identity(task) if implements(source, Identifies) else None
 
 
 @runtime_checkable

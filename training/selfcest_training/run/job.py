@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 
@@ -457,10 +457,14 @@ class Job:
         if stop:
             raise StoppedError("stopped after a checkpoint")
 
+    @cached_property
+    def _config_digest(self) -> str:
+        return run_digest(self.config)  # a tenth of a second, and every checkpoint holds it
+
     def _checkpoint(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         trainer_state = {} if trainer is None else trainer.state_dict()
         offsets = {**self._evaluated, **{name: log.offset() for name, log in self._logs.items()}}
-        manifest = CheckpointManifest(run_digest(self.config), offsets, self._warm_files)
+        manifest = CheckpointManifest(self._config_digest, offsets, self._warm_files)
         save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, trainer_state, manifest)
 
 
