@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -69,12 +69,13 @@ def implements(value: object, protocol: type[T]) -> TypeGuard[T]:
 
     Before Python 3.12 `isinstance` with a protocol takes several microseconds, and rewards ask it for every episode.
     """
-    return _has_methods(type(value), protocol)
+    key = (type(value), protocol)
+    if key not in _IMPLEMENTS:
+        _IMPLEMENTS[key] = issubclass(type(value), protocol)
+    return _IMPLEMENTS[key]
 
 
-@cache
-def _has_methods(kind: type, protocol: type) -> bool:
-    return issubclass(kind, protocol)
+_IMPLEMENTS: dict[tuple[type, type], bool] = {}  # by class and protocol
 
 
 @runtime_checkable
