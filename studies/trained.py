@@ -19,7 +19,7 @@ import yaml
 from selfcest_env import __version__
 from selfcest_env.stored import to_stored
 from selfcest_eval.play.results import Result
-from selfcest_eval.report.training_run import EvaluatedPolicy, EvaluationStage, results_of, study_of
+from selfcest_eval.report.training_run import EvaluatedPolicy, EvaluationStage, make_run_study, read_run_results
 from selfcest_eval.stats.decision import judge, means
 from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
@@ -78,7 +78,8 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     options = [f"seeds=[{number}]", f"name={label}", "workers=1"]
     selfcest("train", "-c", str(alone), "--resume", *options)
     config = load_config(alone, options)
-    (results, _), study = results_of(config, whole=True), study_of(config)
+    results, _ = read_run_results(config, whole=True)
+    study = make_run_study(config)
     choices = find_decisions(study, results)
     files = []
     for one in variant or variants:

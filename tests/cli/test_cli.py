@@ -256,7 +256,7 @@ def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "_run_jobs", in_this_process)
-    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # slow
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)  # slow
     small = [
         f"variants.{variant}.warmstart.{key}=500" for variant in VARIANTS for key in ("phases.0.tokens", "pool_tokens")
     ]

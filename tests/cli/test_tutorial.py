@@ -50,7 +50,7 @@ def test_the_page_runs_from_top_to_bottom(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # half a second each
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)  # half a second each
     names: dict[str, object] = {}
     commands: list[str] = []
     printed: dict[str, str] = {}

@@ -24,7 +24,7 @@ from selfcest_env.plugin import only_trusted
 from selfcest_env.tasks import SOURCES
 from selfcest_eval.html.playing import Renderer
 from selfcest_eval.report import page, serve
-from selfcest_eval.report.serve import LiveReport, served
+from selfcest_eval.report.serve import LiveReport, serve_report
 from selfcest_eval.report.sources import Source
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
@@ -351,7 +351,7 @@ class Browser:
 @pytest.fixture
 def browser(run: RunConfig, reports: list[int]) -> Iterator[Browser]:
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0)), encoding="utf-8")
-    with served(run.folder, 0, no_renderers) as address:
+    with serve_report(run.folder, 0, no_renderers) as address:
         yield Browser(address)
 
 
@@ -434,10 +434,10 @@ def test_a_thread_of_the_server_trusts_what_the_command_trusts(
 
 
 def test_the_real_page_of_a_run_that_still_trains(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "learning_figure", lambda *given: [path.touch() for path in given[2]])  # slow
+    monkeypatch.setattr(page, "draw_learning_curves", lambda *given: [path.touch() for path in given[2]])  # slow
     metrics = job_folder(run) / "metrics.jsonl"
     metrics.write_text(rows(step(0, cpu_seconds=1.0)) + "{", encoding="utf-8")
-    with served(run.folder, 0, no_renderers) as address:
+    with serve_report(run.folder, 0, no_renderers) as address:
         browser = Browser(address)
         first = browser("/")[2].decode()
         policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', first)

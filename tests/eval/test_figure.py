@@ -22,8 +22,8 @@ from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, WAI
 from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode
 from selfcest_env.render import nodes_of_record
 from selfcest_env.types import ROOT, Status
-from selfcest_eval.html.figure import FOOT_HEIGHT, FOOT_SIZE, GIF_PIXELS, gif, svg
-from selfcest_eval.html.page import asset
+from selfcest_eval.html.figure import FOOT_HEIGHT, FOOT_SIZE, GIF_PIXELS, draw_gif, draw_svg
+from selfcest_eval.html.page import read_asset
 
 LEFT, RIGHT = ROOT.child(0), ROOT.child(1)
 HOSTILE = '</text><script>alert(1)</script> & "'
@@ -41,7 +41,7 @@ def texts_of(drawn: str) -> list[str]:
 
 
 def test_a_gif_has_a_frame_before_the_first_turn_and_one_after_each(record: EpisodeRecord) -> None:
-    image = Image.open(BytesIO(gif(record)))
+    image = Image.open(BytesIO(draw_gif(record)))
     turns = sum(len(agent.turns) for agent in record.agents)
     assert turns == 4
     assert image.n_frames == turns + 1  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def test_a_gif_has_a_frame_before_the_first_turn_and_one_after_each(record: Epis
 
 
 def test_an_svg_is_the_same_drawing_with_letters_of_the_reader_s(record: EpisodeRecord) -> None:
-    drawn = svg(record)
+    drawn = draw_svg(record)
     tree = ElementTree.fromstring(drawn)
     boxes = [e for e in tree.iter("{http://www.w3.org/2000/svg}rect") if "edge-line" in e.get("class", "")]
     assert [box.get("fill") for box in boxes] == [ANSWERED.light, ANSWERED.light, FAILED.light]
@@ -88,16 +88,18 @@ def test_an_svg_is_the_same_drawing_with_letters_of_the_reader_s(record: Episode
 def test_the_line_below_a_small_tree_has_room(record: EpisodeRecord) -> None:
     """It was cut off on both sides; docs/gallery.md has such a tree."""
     alone = replace(record, agents=(replace(record.agents[0], turns=record.agents[0].turns[1:]),))
-    tree = ElementTree.fromstring(svg(alone))
+    tree = ElementTree.fromstring(draw_svg(alone))
     box = next(e for e in tree.iter("{http://www.w3.org/2000/svg}rect") if "edge-line" in e.get("class", ""))
-    width, line = float(tree.get("width", "")), texts_of(svg(alone))[-1]
+    width, line = float(tree.get("width", "")), texts_of(draw_svg(alone))[-1]
     assert width > 0.62 * FOOT_SIZE * len(line), "as wide as letters are in the widest of the faces"
     assert float(box.get("x", "")) + float(box.get("width", "")) / 2 == width / 2
 
 
 def test_texts_of_models_are_texts(record: EpisodeRecord) -> None:
     root, left, right = record.agents
-    drawn = svg(replace(record, agents=(root, replace(left, reply=HOSTILE, objective="a\x00\ud800\u202eb"), right)))
+    drawn = draw_svg(
+        replace(record, agents=(root, replace(left, reply=HOSTILE, objective="a\x00\ud800\u202eb"), right))
+    )
     assert "<script" not in drawn
     assert "→ </text><script>al…" in texts_of(drawn)
     assert "a b" in texts_of(drawn)
@@ -110,14 +112,14 @@ def test_a_large_tree_is_fitted_and_goes_without_texts(record: EpisodeRecord) ->
     first = replace(root.turns[0], facts=replace(root.turns[0].facts, children=clones))
     agents: tuple[AgentRecord, ...] = (replace(root, turns=(first, root.turns[1])),)
     agents += tuple(replace(left, agent_id=clone) for clone in clones)
-    drawn = svg(replace(record, agents=agents))
+    drawn = draw_svg(replace(record, agents=agents))
     assert 'width="1400"' in drawn
     assert "→ 2" not in texts_of(drawn)
     assert texts_of(drawn).count("✓") == 31
 
 
 def test_marks_and_sizes_are_those_of_the_page() -> None:
-    viewer, tree = asset("viewer.js"), asset("viewer_tree.js")
+    viewer, tree = read_asset("viewer.js"), read_asset("viewer_tree.js")
     (marks,) = re.findall(r"const MARKS = {(.*)};", viewer)
     assert {Status(state): sign for state, sign in re.findall(r'(\w+): "(.)"', marks)} == render.MARKS
     assert f'MARKS[status] ?? "{render.FAILED_MARK}"' in viewer
@@ -136,8 +138,8 @@ def test_the_command_writes_both_of_one_episode(record: EpisodeRecord, tmp_path:
     first, second = result.output.splitlines()
     assert first.startswith(f"{tmp_path / 'a.svg'}: episode e, ")
     assert second.startswith(f"{tmp_path / 'a.gif'}: episode e, ")
-    assert (tmp_path / "a.svg").read_text(encoding="utf-8") == svg(record)
-    assert (tmp_path / "a.gif").read_bytes() == gif(record)
+    assert (tmp_path / "a.svg").read_text(encoding="utf-8") == draw_svg(record)
+    assert (tmp_path / "a.gif").read_bytes() == draw_gif(record)
 
 
 @pytest.mark.parametrize(

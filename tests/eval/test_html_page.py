@@ -11,7 +11,7 @@ import pytest
 
 from selfcest_env import palette
 from selfcest_env.types import Status
-from selfcest_eval.html.page import Page, dumps
+from selfcest_eval.html.page import Page, dump_json
 
 EVIL = "</script><script>alert(1)</script><!--\u2028\u2029\ud800&amp;\x00\r\n\"'<img src=x onerror=alert(1)>"
 
@@ -73,7 +73,7 @@ def test_no_script_parses_html_and_no_style_loads_anything() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_json_cannot_say_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        dumps([value])
+        dump_json([value])
 
 
 def contrast(one: str, other: str) -> float:

@@ -20,7 +20,7 @@ from selfcest_cli.trace import renderers_of
 from selfcest_eval.play.results import dump_line
 from selfcest_eval.report import page as page_of_report
 from selfcest_eval.report import serve
-from selfcest_eval.report.serve import served
+from selfcest_eval.report.serve import serve_report
 from selfcest_training.config import RunConfig
 
 pytestmark = pytest.mark.slow
@@ -289,14 +289,14 @@ def test_a_watched_run_s_page_renews_itself_and_keeps_what_its_reader_chose(
 ) -> None:
     monkeypatch.setattr(serve, "MIN_RELOAD_SECONDS", 4.0)
     monkeypatch.setattr(serve, "_PAUSE_FACTOR", 0)
-    for name in ("learning_figure", "frontier_figure", "delegation_figure"):  # seconds, for files that no page shows
+    for name in ("draw_learning_curves", "draw_frontiers", "draw_delegation"):  # seconds, for files that no page shows
         monkeypatch.setattr(page_of_report, name, lambda *given: [path.touch() for path in given[-1]])
     folder = tmp_path / run.name
     shutil.copytree(run.folder, folder)
     stored = folder / "delegating" / "seed0" / "metrics.jsonl"
     lines = stored.read_text(encoding="utf-8").splitlines(keepends=True)
     stored.write_text("".join(lines[:-1]), encoding="utf-8")
-    with served(folder, 0, renderers_of) as address, opened(browser, address, color_scheme="dark") as page:
+    with serve_report(folder, 0, renderers_of) as address, opened(browser, address, color_scheme="dark") as page:
         tab = page.tab
         steps = "#cost table tbody tr:first-child td:nth-child(3)"
         page.shows(steps, "1", within=30)

@@ -28,25 +28,25 @@ from selfcest_eval.report import page
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.findings import analyze, compare_best_baselines
 from selfcest_eval.report.jobs import JobLog
-from selfcest_eval.report.learning import group_metrics, learning
-from selfcest_eval.report.page import WorstEpisodes, delegation_rows, result_rows, source_data
+from selfcest_eval.report.learning import compute_learning_curves, group_metrics
+from selfcest_eval.report.page import WorstEpisodes, make_delegation_rows, make_result_rows, make_source_data
 from selfcest_eval.report.pathologies import (
+    EPISODE_DETECTORS,
     MEANINGS,
     MIN_EPISODES,
-    OF_EPISODES,
     Count,
     Detection,
     Location,
     Occurrence,
     PathologyCounter,
-    ignored_replies,
-    redundant_objectives,
-    refused_reads,
-    refused_without_recovery,
-    serial_collapse,
+    detect_ignored_replies,
+    detect_redundant_objectives,
+    detect_serial_collapse,
+    detect_unanswered_calls,
+    detect_unanswered_reads,
 )
-from selfcest_eval.report.reading import reading_of
-from selfcest_eval.report.sources import Source, config_of, read_sources
+from selfcest_eval.report.settings import make_settings
+from selfcest_eval.report.sources import Source, load_folder_config, read_sources
 from selfcest_eval.report.verdict import report_on
 from selfcest_eval.stats.decision import Choice, InstanceOutcome, judge
 from selfcest_eval.stats.decision_table import FamilyDecisions, ForcedTriple
@@ -84,20 +84,22 @@ def episode(*agents: AgentRecord, reward: float = 1.0, limits: Limits | None = N
 def test_serial_collapse_is_two_calls_or_more_of_one_clone_each() -> None:
     clones = (clone(A, "a", "1"), clone(B, "b", "2"))
     one_by_one = agent(ROOT, said("c", A), said("c", B), said("ans"))
-    assert serial_collapse(episode(one_by_one, *clones)) == Detection(True, Location(ROOT, 0, 2))
+    assert detect_serial_collapse(episode(one_by_one, *clones)) == Detection(True, Location(ROOT, 0, 2))
     at_once = agent(ROOT, said("c", A, B), said("ans"))
-    assert serial_collapse(episode(at_once, *clones)) == Detection(False), "one call"
+    assert detect_serial_collapse(episode(at_once, *clones)) == Detection(False), "one call"
     mixed = agent(ROOT, said("c", A, B), said("c", C), said("ans"))
-    assert serial_collapse(episode(mixed, *clones, clone(C, "c", "3"))) == Detection(True)
+    assert detect_serial_collapse(episode(mixed, *clones, clone(C, "c", "3"))) == Detection(True)
     bound = Limits(max_clones_per_call=1)
-    assert serial_collapse(episode(one_by_one, *clones, limits=bound)) == Detection(False), "it could not do otherwise"
+    assert detect_serial_collapse(episode(one_by_one, *clones, limits=bound)) == Detection(False), (
+        "it could not do otherwise"
+    )
 
 
 def test_redundant_objectives_are_equal_up_to_case_and_spaces_with_equal_documents() -> None:
     root = agent(ROOT, said("c", A, B, C), said("ans"))
 
     def look(*clones: AgentRecord) -> Detection:
-        return redundant_objectives(episode(root, *clones))
+        return detect_redundant_objectives(episode(root, *clones))
 
     assert look(clone(A, "Sum  it", "1"), clone(B, "sum it ", "1"), clone(C, "SUM IT", "1")).location == Location(
         ROOT, 0, 2
@@ -106,13 +108,14 @@ def test_redundant_objectives_are_equal_up_to_case_and_spaces_with_equal_documen
     assert look(clone(A, "a", "1", "d1"), clone(B, "a", "1", "d2"), clone(C, "c", "1")) == Detection(True)
     same = look(clone(A, "a", "1", "d1", "d2"), clone(B, "a", "1", "d2", "d1"), clone(C, "c", "1"))
     assert same.location == Location(ROOT, 0, 1), "the order of documents is no difference"
-    assert redundant_objectives(episode(agent(ROOT, said("c", A), said("ans")), clone(A, "a", "1"))) == Detection(False)
+    alone = episode(agent(ROOT, said("c", A), said("ans")), clone(A, "a", "1"))
+    assert detect_redundant_objectives(alone) == Detection(False)
 
 
 def test_replies_are_ignored_if_the_root_writes_none_of_their_words_later() -> None:
     def look(text: str, first: str | None, second: str | None) -> Detection:
         root = agent(ROOT, said("12 7", A, B), said(text))
-        return ignored_replies(episode(root, clone(A, "a", first), clone(B, "b", second)))
+        return detect_ignored_replies(episode(root, clone(A, "a", first), clone(B, "b", second)))
 
     assert look("12+7=19", "12", "7") == Detection(True)
     assert look("so 12", "12", "7").location == Location(ROOT, 0, 1), (
@@ -123,17 +126,17 @@ def test_replies_are_ignored_if_the_root_writes_none_of_their_words_later() -> N
     assert look("the TOWER", "tower!", None) == Detection(True), "a clone without a reply is not ignored"
     assert look("x", None, None) == Detection(False)
     silent = episode(agent(ROOT, said("c", A), status=Status.OUT_OF_TURNS), clone(A, "a", "1"))
-    assert ignored_replies(silent) == Detection(False), "the root had no turn after the replies"
+    assert detect_ignored_replies(silent) == Detection(False), "the root had no turn after the replies"
 
 
 def test_a_refused_call_without_recovery_ends_without_an_answer() -> None:
     refused = said("c", outcome=Outcome.REFUSED)
     lost = agent(ROOT, refused, refused, status=Status.OUT_OF_TURNS)
-    assert refused_without_recovery(episode(lost)).location == Location(ROOT, 0, 2)
-    assert refused_without_recovery(episode(agent(ROOT, refused, said("ans")))) == Detection(True)
+    assert detect_unanswered_calls(episode(lost)).location == Location(ROOT, 0, 2)
+    assert detect_unanswered_calls(episode(agent(ROOT, refused, said("ans")))) == Detection(True)
     in_part = agent(ROOT, said("ok"), said("c", A, refused=True), status=Status.OUT_OF_TOKENS)
-    assert refused_without_recovery(episode(in_part, clone(A, "a", "1"))).location == Location(ROOT, 1, 1)
-    assert refused_without_recovery(episode(agent(ROOT, said("ans")))) == Detection(False)
+    assert detect_unanswered_calls(episode(in_part, clone(A, "a", "1"))).location == Location(ROOT, 1, 1)
+    assert detect_unanswered_calls(episode(agent(ROOT, said("ans")))) == Detection(False)
 
 
 def test_a_refused_read_is_no_refused_call() -> None:
@@ -141,7 +144,8 @@ def test_a_refused_read_is_no_refused_call() -> None:
         facts = replace(said("r", outcome=Outcome.REFUSED).facts, fault=fault)
         lost = agent(ROOT, replace(said("r"), facts=facts), status=Status.OUT_OF_TOKENS)
         record = replace(episode(lost, limits=Limits(**limits)), task=replace(TASK, context={"d": "text"}))
-        return refused_without_recovery(record).location is not None, refused_reads(record).location is not None
+        detections = detect_unanswered_calls(record), detect_unanswered_reads(record)
+        return detections[0].location is not None, detections[1].location is not None
 
     for fault in (Fault.OVER_BUDGET, Fault.TOO_MANY_READS, Fault.UNKNOWN_KEY):
         assert look(fault, max_depth=0, max_reads=2) == (False, True), "a reader has no clones to call"
@@ -197,7 +201,7 @@ def test_groups_are_equal_where_nobody_earns_more_and_the_worst_of_a_pathology_i
     assert (redundant.found, redundant.possible) == (3, 3)
     assert redundant.worst is not None
     assert redundant.worst.record.episode_id == "e2", "as severe as e1, and it earns less"
-    assert {*OF_EPISODES} < {*MEANINGS}
+    assert {*EPISODE_DETECTORS} < {*MEANINGS}
 
 
 def test_a_step_is_described_by_terms_entropy_and_equal_groups() -> None:
@@ -224,7 +228,7 @@ def job(seed: int, returns: list[float], variant: str = "a") -> JobLog:
 
 
 def test_curves_are_means_over_seeds_in_bins_of_steps_with_throughput() -> None:
-    found = {one.metric: one for one in learning([job(0, [0.0, 1.0]), job(1, [1.0, 2.0])])}
+    found = {one.metric: one for one in compute_learning_curves([job(0, [0.0, 1.0]), job(1, [1.0, 2.0])])}
     assert [(b.step, b.sampled, b.seeds) for b in found["return"].bins] == [(0, 10, (0.0, 1.0)), (1, 20, (1.0, 2.0))]
     last = found["return"].bins[-1].estimate
     assert last.mean == 1.5
@@ -235,14 +239,18 @@ def test_curves_are_means_over_seeds_in_bins_of_steps_with_throughput() -> None:
         "What it earns": ["return", "term/x"],
         "Throughput": ["tokens_per_cpu_second"],
     }
-    [warm] = [one for one in learning([job(0, [])], "warmstart") if one.metric == "loss"]
+    [warm] = [one for one in compute_learning_curves([job(0, [])], "warmstart") if one.metric == "loss"]
     assert [b.seeds for b in warm.bins] == [(9.0,)]
 
 
 def test_a_bin_that_a_seed_has_not_reached_is_left_out() -> None:
-    [returns] = [one for one in learning([job(0, [0.0] * 4), job(1, [1.0] * 2)]) if one.metric == "return"]
+    [returns] = [
+        one for one in compute_learning_curves([job(0, [0.0] * 4), job(1, [1.0] * 2)]) if one.metric == "return"
+    ]
     assert [b.step for b in returns.bins] == [0, 1]
-    [long] = [one for one in learning([job(0, [float(i) for i in range(240)])]) if one.metric == "return"]
+    [long] = [
+        one for one in compute_learning_curves([job(0, [float(i) for i in range(240)])]) if one.metric == "return"
+    ]
     assert len(long.bins) == 60
     assert (long.bins[0].step, long.bins[0].seeds) == (1.5, (1.5,)), "four steps a bin"
     assert math.isnan(long.bins[0].estimate.low), "one seed has no interval"
@@ -269,7 +277,19 @@ def source(tmp_path: Path, accuracy: dict[str, float], family: str = "range", **
     points = {name: [point(name, share)] for name, share in accuracy.items()}
     cells = [Curves(family, size, "in", tuple(f"{size}{i}" for i in range(40)), (0,), points) for size in ("s", "l")]
     made = Source(
-        "s", [tmp_path], config, None, cells, reading_of(config, crossed=True), [], list(accuracy), {}, [], {}, [], []
+        "s",
+        [tmp_path],
+        config,
+        None,
+        cells,
+        make_settings(config, crossed=True),
+        [],
+        list(accuracy),
+        {},
+        [],
+        {},
+        [],
+        [],
     )
     return replace(made, **changes)
 
@@ -343,13 +363,13 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
         report_on(made).answers[1].text
     )
-    [row] = source_data(report_on(made), WorstEpisodes(tmp_path / "t.html"))["decisions"][0]["seeds"]
+    [row] = make_source_data(report_on(made), WorstEpisodes(tmp_path / "t.html"))["decisions"][0]["seeds"]
     assert (row["threshold"], row["f1"], row["regret"]) == (9, 1.0, pytest.approx(0.0))
 
 
 def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     made = source(tmp_path, {"delegate": 0.75, "monolithic": 1.0})
-    rows = result_rows(made, analyze(made).rows)
+    rows = make_result_rows(made, analyze(made).rows)
     assert [(row["size"], row["strategy"], row["pooled"]) for row in rows] == [
         ("s", "delegate", False), ("s", "monolithic", False), ("l", "delegate", False), ("l", "monolithic", False),
         ("all sizes", "delegate", True), ("all sizes", "monolithic", True),
@@ -360,9 +380,9 @@ def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     assert rows[1]["accuracy"] == [1.0, pytest.approx(1 - 3 / 40), 1.0], "40 of 40 are not known to be all"
     assert rows[5]["accuracy"] == [1.0, pytest.approx(1 - 3 / 80), 1.0]
     failing = source(tmp_path, {"delegate": 0.0, "monolithic": 1.0})
-    wrong = result_rows(failing, analyze(failing).rows)
+    wrong = make_result_rows(failing, analyze(failing).rows)
     assert wrong[0]["accuracy"] == [0.0, 0.0, pytest.approx(3 / 40)]
-    shares = delegation_rows(made)
+    shares = make_delegation_rows(made)
     assert [(row["size"], row["share"][0], row["clones"][0]) for row in shares] == [("s", 1.0, 2.0), ("l", 1.0, 2.0)]
 
 
@@ -371,7 +391,7 @@ def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("learning_figure", "frontier_figure", "delegation_figure"):
+    for name in ("draw_learning_curves", "draw_frontiers", "draw_delegation"):
         monkeypatch.setattr(page, name, lambda *_: None)
 
 
@@ -412,7 +432,7 @@ def test_no_name_and_no_text_becomes_a_part_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_study_and_the_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # slow; those of this page are drawn
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)  # slow; those of this page are drawn
     config = parse_as(
         StudyConfig,
         small(tmp_path, seeds=[0], compared=["total_tokens"], strategies={"delegate": {}, "monolithic": {}}),
@@ -503,7 +523,7 @@ def test_a_folder_is_itself_by_whatever_name(tmp_path: Path, monkeypatch: pytest
         (tmp_path, "runs/mine"),
     ):
         monkeypatch.chdir(here)
-        found = config_of(Path(named))
+        found = load_folder_config(Path(named))
         assert isinstance(found, RunConfig)
         assert found.folder.resolve() == run
         assert found.name == "mine"

@@ -21,16 +21,16 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks import Style
 from selfcest_eval.play.results import read_results
 from selfcest_eval.report import study_report as report
-from selfcest_eval.report.page import WorstEpisodes, source_data
+from selfcest_eval.report.page import WorstEpisodes, make_source_data
 from selfcest_eval.report.run_report import RunEvaluation, report_run
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.report.training_run import (
     EvaluatedPolicy,
     EvaluationStage,
     check_evaluation,
-    parts_of,
-    results_of,
-    study_of,
+    list_evaluated_policies,
+    make_run_study,
+    read_run_results,
 )
 from selfcest_eval.report.verdict import report_on
 from selfcest_eval.stats.decision_table import find_decisions
@@ -82,7 +82,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # half a second each
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)  # half a second each
 
 
 def copied(run: RunConfig, tmp_path: Path) -> RunConfig:
@@ -95,7 +95,7 @@ POLICIES = ["delegating, before RL", "delegating, after RL", "delegating, after 
 
 def test_a_run_is_a_study_of_its_variants_under_their_own_limits(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    study = study_of(run)
+    study = make_run_study(run)
     assert list(study.strategies) == POLICIES
     assert study.budgets == (None,)
     assert study.limits_at(None, "alone") == run.limits_of("alone")
@@ -179,11 +179,11 @@ def test_what_has_been_evaluated_is_not_played_again(trained: RunConfig, tmp_pat
 def test_a_report_of_a_part_says_what_is_missing(trained: RunConfig, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
     shutil.rmtree(run.folder / "alone" / "seed1" / EvaluationStage.AFTER)
-    results, notes = results_of(run)
+    results, notes = read_run_results(run)
     assert {result.place.seed for result in results} == {0}
     assert notes == ["not everything has been evaluated yet: this is of the seeds 0"]
     shutil.rmtree(run.folder / "alone" / "seed0" / EvaluationStage.AFTER)
-    results, (note,) = results_of(run)
+    results, (note,) = read_run_results(run)
     assert {result.place.seed for result in results} == {0, 1}
     assert note.endswith("of the seeds 0, 1; without alone, alone, T 0.8")
     assert note in report_run(run)
@@ -271,7 +271,7 @@ def test_variants_without_rl_are_evaluated_once(tmp_path: Path) -> None:
         name: replace(variant, rl=replace(variant.rl, steps=0)) for name, variant in run.variants.items()
     }
     label = partial(EvaluatedPolicy.label, config=replace(run, variants=variants))
-    assert list(map(label, parts_of(replace(run, variants=variants)))) == [
+    assert list(map(label, list_evaluated_policies(replace(run, variants=variants)))) == [
         "delegating",
         "delegating, T 0.8",
         *POLICIES[3:],
@@ -308,7 +308,7 @@ def test_both_choices_of_an_variant_are_played_and_judged(tmp_path: Path) -> Non
     for variant in run.variants:
         experiment._train_and_evaluate(run, JobId(variant, 0), False, RunEvaluation())
     report_run(run)
-    (results, missing), study = results_of(run), study_of(run)
+    (results, missing), study = read_run_results(run), make_run_study(run)
     assert missing == []
     stages = ("delegating, before RL", "delegating, after RL")
     ways = ("", ", always delegates", ", never delegates")
@@ -349,7 +349,9 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_source_of_a_page(trained:
         folders.append(part.folder)
     [whole], [both] = read_sources([trained.folder]), read_sources(folders)
     assert both.name == "s0 + s1"
-    first, second = (source_data(report_on(source), WorstEpisodes(tmp_path / "t.html")) for source in (whole, both))
+    first, second = (
+        make_source_data(report_on(source), WorstEpisodes(tmp_path / "t.html")) for source in (whole, both)
+    )
     for part in ("rows", "delegation", "learning", "warmstart", "findings", "failures", "jobs"):
         assert first[part] == second[part], part
     found = {one["metric"]: one for one in first["learning"]["series"]}

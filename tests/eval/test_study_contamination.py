@@ -93,7 +93,7 @@ def test_a_study_warns_of_questions_that_its_policies_were_trained_on(
     spelled = write(tmp_path / "spelled.jsonl", range(COUNT), "WHAT is {}, and 0")
     assert warnings_of(tmp_path, {"mine": questions(spelled)}, policy) == [line]
     assert warnings_of(tmp_path, {"mine": questions(other)}, policy) == [], "the variant is not trained on this family"
-    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # slow
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)  # slow
     config = parse_as(StudyConfig, study(tmp_path, {"mine": questions(own)}, policy))
     assert line in (run_study(config, resume=False, console=QUIET) / "table.md").read_text(encoding="utf-8")
     Path(own).unlink()

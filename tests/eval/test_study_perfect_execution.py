@@ -36,8 +36,8 @@ from selfcest_eval.play.results import read_results
 from selfcest_eval.play.strategies import STRATEGIES, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
-from selfcest_eval.report.training_run import styles_of
-from selfcest_eval.report.words import equal_accuracy_line
+from selfcest_eval.report.training_run import get_shown_styles
+from selfcest_eval.report.words import describe_cost_ratios
 from selfcest_eval.stats.frontier import PerfectExecution, Point, compare_points
 from selfcest_training.config_file import load_config, parse_as
 
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # half a second each
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)  # half a second each
     study_players.loads.clear()
     study_players.roots.clear()
 
@@ -373,7 +373,7 @@ def test_the_variants_of_a_run_work_as_their_warm_start_shows(
     config: str, variant: str, styles: tuple[Style, ...]
 ) -> None:
     spec = load_config(ROOT / "training" / "configs" / f"{config}.yaml")
-    assert styles_of(spec, variant) == styles
+    assert get_shown_styles(spec, variant) == styles
 
 
 # At equal accuracy
@@ -383,7 +383,7 @@ COSTS = ("total_tokens",)
 
 def said(first: Point, second: Point, least: float) -> str:
     found = compare_points(first, second, resampler(len(first.correct)), COSTS, least)
-    return equal_accuracy_line(found, "a", "b", least)
+    return describe_cost_ratios(found, "a", "b", least)
 
 
 def test_costs_are_compared_where_accuracies_are_equal() -> None:

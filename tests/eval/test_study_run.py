@@ -49,7 +49,7 @@ from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
-from selfcest_eval.report.reading import describe_players
+from selfcest_eval.report.settings import describe_players
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.stats.frontier import Verdict, compare_frontiers, compare_points
 from selfcest_eval.stats.statistics import Estimate
@@ -69,7 +69,7 @@ QUIET = Console(quiet=True)
 @pytest.fixture(autouse=True)
 def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.node.name != "test_a_study_and_its_files":
-        monkeypatch.setattr(report, "frontier_figure", lambda *_: None)  # half a second each
+        monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)  # half a second each
     study_players.loads.clear()
     study_players.roots.clear()
     study_players.fail_after.clear()
@@ -109,7 +109,7 @@ def run(data: dict[str, Any], *, resume: bool = False, page: Path | None = None)
 @pytest.fixture(scope="module")
 def played_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "frontier_figure", lambda *_: None)
+        patch.setattr(report, "draw_frontiers", lambda *_: None)
         return run(small(tmp_path_factory.mktemp("once")))
 
 
@@ -389,7 +389,7 @@ def test_a_new_field_of_cost_is_in_everything(tmp_path: Path, monkeypatch: pytes
     """No table, file, plot, verdict or option has a list of costs of its own."""
     monkeypatch.setattr(record, "Cost", MoreCost)
     drawn: list[str] = []
-    monkeypatch.setattr(report, "frontier_figure", lambda cells, families, labels, cost, paths: drawn.append(cost))
+    monkeypatch.setattr(report, "draw_frontiers", lambda cells, families, labels, cost, paths: drawn.append(cost))
     folder = run(small(tmp_path, seeds=[0], budgets=[240]))
     names = [item.name for item in fields(MoreCost)]
     for result in read_results(folder / "results.jsonl", whole=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError
-from selfcest_eval.report.words import frontier_line, match_line
+from selfcest_eval.report.words import describe_frontier, describe_points
 from selfcest_eval.stats.frontier import GRID, Point, Verdict, compare_frontiers, compare_points, envelope
 from selfcest_eval.stats.statistics import Resampler, over_seeds, student_t
 from selfcest_eval.stats.table import Curves, rows_of
@@ -226,7 +226,7 @@ def test_a_difference_below_the_stated_minimum_has_no_verdict() -> None:
 
 def compared(first: list[Point], second: list[Point]) -> str:
     found = compare_frontiers(first, second, "total_tokens", resampler(len(first[0].correct)))
-    return frontier_line(found, "a", "b")
+    return describe_frontier(found, "a", "b")
 
 
 def test_the_sentence_says_who_is_ahead_and_where() -> None:
@@ -258,7 +258,7 @@ def test_the_sentence_claims_nothing_of_equal_strategies_or_of_few_instances() -
 
 
 def said_at_budget(first: Point, second: Point) -> str:
-    return match_line(compare_points(first, second, resampler(len(first.correct)), COSTS), "a", "b")
+    return describe_points(compare_points(first, second, resampler(len(first.correct)), COSTS), "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_who_could_not_begin_has_no_cost_to_compare() -> None:
     assert "inf" not in said + said_at_budget(lost, won)
     found = compare_frontiers([won], [lost], "total_tokens", resampler(40))
     assert found.verdict is Verdict.NO_COST
-    assert "no prompt of a or of b fitted" in frontier_line(found, "a", "b")
+    assert "no prompt of a or of b fitted" in describe_frontier(found, "a", "b")
 
 
 def test_ratios_are_of_the_instances_that_both_could_begin() -> None:

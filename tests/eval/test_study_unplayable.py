@@ -39,7 +39,7 @@ __all__ = ["serve"]  # the fixture
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(report, "frontier_figure", lambda *_: None)
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)
     flaky.loses.clear()
     yield
     flaky.loses.clear()

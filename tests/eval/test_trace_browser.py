@@ -17,7 +17,7 @@ from test_job import counterfactual, play
 from selfcest_cli.trace import write_page
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_eval.html.playing import Renderer
-from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
+from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_training.credit import Credit
 
 
@@ -231,7 +231,7 @@ def test_credit_by_token_colours_tokens_and_exclusion_says_why(
 ) -> None:
     first, *others = [key for key, _ in deep.turns()]
     credit = Credit({first: (0.5, -1.0, 0.0)}, frozenset(others))
-    shown = viewer_page("T", [EpisodeView(deep)], [Renderer(RULES)], [SchemeCredit("mine", "a rule", [[credit]])])
+    shown = make_viewer_page("T", [EpisodeView(deep)], [Renderer(RULES)], [SchemeCredit("mine", "a rule", [[credit]])])
     (tmp_path / "p.html").write_text(shown.render(), encoding="utf-8")
     with opened(browser, tmp_path / "p.html") as page:
         tokens = page.tab.locator(".token")
@@ -248,7 +248,7 @@ def test_harmful_texts_are_shown_and_run_nothing(browser: Any, tmp_path: Path) -
         file = tmp_path / f"{name}.html"
         shown = EpisodeView(record, played_as=EVIL)
         credit = Credit({key: 0.5 for key, _ in record.turns()})
-        page_of = viewer_page(EVIL, [shown, shown], renderers, [SchemeCredit(EVIL, EVIL, [[credit]])], [EVIL])
+        page_of = make_viewer_page(EVIL, [shown, shown], renderers, [SchemeCredit(EVIL, EVIL, [[credit]])], [EVIL])
         file.write_text(page_of.render(), encoding="utf-8", errors="xmlcharrefreplace")
         with opened(browser, file) as page:
             tab = page.tab
@@ -300,7 +300,7 @@ def test_five_thousand_episodes_load_and_scroll(browser: Any, records: list[Epis
     factual = [record for record in records if "/" not in record.episode_id]
     many = [EpisodeView(replace(factual[i % len(factual)], episode_id=f"s{i}.g0.e0")) for i in range(5000)]
     file = tmp_path / "many.html"
-    file.write_text(viewer_page("Many", many, [Renderer(RULES)], ()).render(), encoding="utf-8")
+    file.write_text(make_viewer_page("Many", many, [Renderer(RULES)], ()).render(), encoding="utf-8")
     tab = browser.new_page(viewport={"width": 1500, "height": 950})
     metrics = tab.context.new_cdp_session(tab)
     metrics.send("Performance.enable", {"timeDomain": "threadTicks"})

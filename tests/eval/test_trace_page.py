@@ -21,7 +21,7 @@ from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import ROOT, MessageRole
 from selfcest_eval.html.playing import Renderer, Timeline, replay_episode
-from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
+from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
 from selfcest_training.credit.offline import assign_stored, group_episodes
 
@@ -49,7 +49,7 @@ class Read:
 
 
 def page(records: list[EpisodeRecord], *schemes: SchemeCredit) -> Read:
-    return Read(viewer_page("T", [EpisodeView(record) for record in records], RENDERERS, schemes).render())
+    return Read(make_viewer_page("T", [EpisodeView(record) for record in records], RENDERERS, schemes).render())
 
 
 def test_the_page_says_what_the_records_say(records: list[EpisodeRecord]) -> None:
@@ -115,7 +115,7 @@ def test_rules_that_make_another_episode_are_not_believed(records: list[EpisodeR
     assert record.task.prompt in said
     children = [record.by_id[child] for turn in record.root.turns for child in turn.facts.children]
     assert all((child.reply or str(child.status)) in said for child in children)
-    read = Read(viewer_page("T", [EpisodeView(record)], RENDERERS[:1], ()).render())
+    read = Read(make_viewer_page("T", [EpisodeView(record)], RENDERERS[:1], ()).render())
     assert (read.episodes[0]["exact"], read.episodes[0]["ledger"]) == (False, [])
 
 

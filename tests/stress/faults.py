@@ -248,7 +248,7 @@ def _in_one_process() -> None:
             experiment._run_job(config, job, only_warm_start, evaluator)
 
     experiment._run_jobs = run_jobs  # type: ignore[assignment]
-    report.frontier_figure = run_report.learning_figure = lambda *_, **__: None  # type: ignore[assignment, attr-defined]
+    report.draw_frontiers = run_report.draw_learning_curves = lambda *_, **__: None  # type: ignore[assignment, attr-defined]
 
 
 def _command(arguments: list[str]) -> int:

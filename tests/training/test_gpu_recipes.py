@@ -16,7 +16,7 @@ from selfcest_cli.plan import print_plan
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import construct
-from selfcest_eval.report.training_run import study_of
+from selfcest_eval.report.training_run import make_run_study
 from selfcest_training.cluster.config import check_resources
 from selfcest_training.config_file import load_config
 from selfcest_training.planning.memory import max_context_length
@@ -45,7 +45,7 @@ def test_a_recipe_is_built_up_to_the_missing_device(path: Path) -> None:
         Job(built, JobId(variant, 0), lambda *_: None).close()
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
         assert max_context_length(config.limits_of(variant), get_model_shape(config.model)) <= (vllm.max_positions or 0)
-    assert len(study_of(config).eval_sets) == len(config.evaluation.eval_sets)
+    assert len(make_run_study(config).eval_sets) == len(config.evaluation.eval_sets)
 
 
 # What its first lines start Ray on; the job's own process has a GPU that Ray does not see.

@@ -39,7 +39,7 @@ from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task, TurnKey
 from selfcest_eval.report.run_report import RunEvaluation, report_run
 from selfcest_eval.report.sources import read_sources
-from selfcest_eval.report.training_run import server_folders
+from selfcest_eval.report.training_run import list_server_folders
 from selfcest_training.cluster.timed_result import CpuClock
 from selfcest_training.credit import make_assigner
 from selfcest_training.run import experiment
@@ -392,7 +392,7 @@ def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_
     total = sum((counts for found in by_folder.values() for counts in found.values()), ServerCounts())
     assert total.retries > 0
     assert total.answers + total.retries == len(server.seen), "every request is counted once"
-    (line,) = format_server_counts(read_counts(server_folders(spec)))
+    (line,) = format_server_counts(read_counts(list_server_folders(spec)))
     start = f"server {server.url}, model m: {total.retries} retries; {total.answers} answers name another model"
     assert line.startswith(start)
     assert f"warning: {line}" in report_run(spec)

@@ -18,7 +18,7 @@ from selfcest_eval.play.config import load_study
 from selfcest_eval.play.contamination import report_contamination
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.study import Study
-from selfcest_eval.report.training_run import study_of
+from selfcest_eval.report.training_run import make_run_study
 from selfcest_training.config_file import load_config
 from selfcest_training.credit import make_assigner
 from selfcest_training.families import split
@@ -90,7 +90,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_training_configs_draw_and_judge_their_tasks(name: str, data: Path) -> None:
     config = load_config(CONFIGS / f"{name}.yaml", ["evaluation.episodes=2"])
     reward = make_reward(config.reward.name, **config.reward.options)
-    study = study_of(config)
+    study = make_run_study(config)
     tasks = [task for cell in study.eval_sets for task in instances_of(study, cell, source_of(study, cell))]
     for variant in config.variants.values():
         make_assigner(variant.rl.credit.name, variant.rl.credit.options, where="credit")

@@ -18,9 +18,9 @@ import torch
 from test_cli import ENVIRONMENT, selfcest, timeless_table
 from test_job import config, play, rows, weights
 
-from selfcest_eval.report.figures import learning_figure
+from selfcest_eval.report.figures import draw_learning_curves
 from selfcest_eval.report.jobs import read_jobs
-from selfcest_eval.report.learning import first_and_last, return_lines, returns, write_learning_csv
+from selfcest_eval.report.learning import average_ends, compute_return_curves, describe_returns, write_learning_csv
 from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.run.job import Job, JobId
@@ -146,13 +146,13 @@ def test_curves_by_hand(tmp_path: Path) -> None:
     write_metrics(spec.folder / "delegating" / "seed1", [(0.25, 100, 0), (0.5, 500, 0), (0.0, 400, 0)])
     jobs = read_jobs(spec)
     assert [job.replay_share for job in jobs] == [260 / 1000, 0]
-    (curve,) = returns(jobs)
+    (curve,) = compute_return_curves(jobs)
     # The fourth step is only of seed 0, so no mean over both seeds has it.
     assert [bin_.seeds for bin_ in curve.bins] == [(0.0, 0.25), (1.0, 0.5), (0.5, 0.0)]
     assert [bin_.sampled for bin_ in curve.bins] == [75, 350, 800]
     half = 12.7062 * 0.125
     assert curve.bins[0].estimate.high == pytest.approx(0.125 + half, abs=1e-4)
-    (line,) = return_lines(jobs)
+    (line,) = describe_returns(jobs)
     assert line == (
         "delegating: return 0.12 [-1.46, 1.71] over the first tenth of its steps, 0.25 [-2.93, 3.43] over the last; "
         "4 steps, 13% of its tokens in replays"
@@ -164,15 +164,15 @@ def test_curves_by_hand(tmp_path: Path) -> None:
             ["delegating", "return", "0", "0.0", "75.0", "0.0"],
             ["delegating", "return", "1", "0.0", "75.0", "0.25"],
         ]
-    learning_figure([curve], ["return"], [tmp_path / "c.png"])
+    draw_learning_curves([curve], ["return"], [tmp_path / "c.png"])
     assert (tmp_path / "c.png").stat().st_size > 1000
 
 
 def test_the_first_and_the_last_tenth_are_means_over_several_bins(tmp_path: Path) -> None:
     spec = config(tmp_path)
     write_metrics(spec.folder / "delegating" / "seed0", [(float(step), 10, 0) for step in range(20)])
-    (curve,) = returns(read_jobs(spec))
-    first, last = first_and_last(curve)
+    (curve,) = compute_return_curves(read_jobs(spec))
+    first, last = average_ends(curve)
     assert (first.mean, last.mean) == (0.5, 18.5)
 
 

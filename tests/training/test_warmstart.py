@@ -23,7 +23,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks.splits import part_of
-from selfcest_eval.report.jobs import given_up_lines, read_jobs, warm_start_warnings
+from selfcest_eval.report.jobs import describe_failed_warm_starts, describe_restarts, read_jobs
 from selfcest_training.config import RunConfig
 from selfcest_training.families import TEST_FRACTION, make_families
 from selfcest_training.run.job import Job, JobId
@@ -86,7 +86,7 @@ def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_
     assert len(lines) == 10
     wrong = [f"choice {row['accuracy/choice']:.2f} after phase 1" for row in probes]
     lost = probes[0]["compute_tokens"] / 1e6
-    assert given_up_lines(read_jobs(spec)) == [
+    assert describe_restarts(read_jobs(spec)) == [
         f"delegating/seed0: the warm start began 2 times ({wrong[0]}); what was given up cost {lost:.2f} M tokens of "
         "compute"
     ]
@@ -96,7 +96,7 @@ def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_
 
 
 def warnings_of(spec: RunConfig) -> list[str]:
-    return warm_start_warnings(read_jobs(spec), spec.compute_tokens)
+    return describe_failed_warm_starts(read_jobs(spec), spec.compute_tokens)
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(tmp_path:
     assert job.state.sampled_at_rl == probe["sampled_tokens"] > 0
     found = [(row["return"], row["clones"], row["total_tokens"]) for row in rows(job)]
     assert np.array(found) == pytest.approx(np.array(PINNED[:3]), abs=1e-6)
-    assert given_up_lines(read_jobs(job.config)) == warnings_of(job.config) == []
+    assert describe_restarts(read_jobs(job.config)) == warnings_of(job.config) == []
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from selfcest_cli.trace import check_output_file, renderers_of
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.page import write_report_page
 from selfcest_eval.report.run_report import RunEvaluation
-from selfcest_eval.report.sources import config_of, read_sources
+from selfcest_eval.report.sources import load_folder_config, read_sources
 from selfcest_eval.report.verdict import report_on
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import lock_folder
@@ -25,7 +25,7 @@ def report_folder(folder: Path, console: Console) -> None:
     Raises:
         ConfigError: the folder holds neither a run nor a study, or another process writes into it.
     """
-    config = config_of(folder)
+    config = load_folder_config(folder)
     with lock_folder(folder):
         if isinstance(config, RunConfig):
             print_report(config, console, RunEvaluation())

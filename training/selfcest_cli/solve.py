@@ -26,7 +26,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.tasks.files import read_text, shorten_repr
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_eval.html.playing import Renderer
-from selfcest_eval.html.viewer import EpisodeView, viewer_page
+from selfcest_eval.html.viewer import EpisodeView, make_viewer_page
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.policies import check_servers, make_policy, parse_policy, run_file, variant_of
 from selfcest_training.config_file import apply_override, load_stored_config, parse_as
@@ -235,7 +235,7 @@ def play_question(
     for line in (describe_episode(record, rules), *format_server_counts(tally.take())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if html is not None:
-        page = viewer_page(shorten(task.prompt), [EpisodeView(record)], [Renderer(rules)], [])
+        page = make_viewer_page(shorten(task.prompt), [EpisodeView(record)], [Renderer(rules)], [])
         save_page(page, html, 1, console)
     return record
 

@@ -23,7 +23,7 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_eval.html.page import Page
 from selfcest_eval.html.playing import Renderer
-from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, viewer_page
+from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import read_results
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
@@ -99,7 +99,7 @@ def write_figures(
         if out is not None:
             check_output_file(option, out)
     record = _find_episode(file, episode_id, strategy, wrong).record
-    for out, render in ((svg, figure.svg), (gif, figure.gif)):
+    for out, render in ((svg, figure.draw_svg), (gif, figure.draw_gif)):
         if out is not None:
             content = render(record)
             with atomic_write(out) as partial:
@@ -188,7 +188,7 @@ def write_page(
     title = ", ".join(str(file) for file in files[:3])
     if len(files) > 3:
         title += f" and {len(files) - 3} more"
-    save_page(viewer_page(title, views, renderers, shown_schemes, left_out), out, len(views), console)
+    save_page(make_viewer_page(title, views, renderers, shown_schemes, left_out), out, len(views), console)
 
 
 def _with_replays(views: Sequence[EpisodeView], episode_id: str) -> list[EpisodeView]:

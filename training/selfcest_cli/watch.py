@@ -10,8 +10,8 @@ from rich.console import Console
 
 from selfcest_cli.trace import renderers_of
 from selfcest_env.errors import ConfigError
-from selfcest_eval.report.serve import served
-from selfcest_eval.report.sources import config_of
+from selfcest_eval.report.serve import serve_report
+from selfcest_eval.report.sources import load_folder_config
 from selfcest_training.config import RunConfig
 from selfcest_training.run.display import EVERY, Display, print_status
 from selfcest_training.run.progress import read_run
@@ -34,7 +34,7 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
         raise ConfigError(f"--port {port} has no effect without --html; add --html, or leave --port out")
     if once and html:
         raise ConfigError("--once and --html cannot be combined: --html serves until Ctrl-C; give one of them")
-    config = config_of(folder)
+    config = load_folder_config(folder)
     if not isinstance(config, RunConfig):
         raise ConfigError(f"{folder} holds a study, which has no jobs to watch; give the folder of a run")
     if once:
@@ -42,7 +42,7 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
         return
     with ExitStack() as stack:
         if html:
-            address = stack.enter_context(served(folder, port or 0, renderers_of))
+            address = stack.enter_context(serve_report(folder, port or 0, renderers_of))
             console.print(f"the report is at {address}", soft_wrap=True, highlight=False, markup=False)
         display = stack.enter_context(Display(config, console))
         while True:

@@ -49,7 +49,7 @@ MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", "Noto Sans Mono", "DejaVu Sans
 FONTS = {"sans": "DejaVuSans.ttf", "bold": "DejaVuSans-Bold.ttf", "mono": "DejaVuSansMono.ttf"}
 
 
-def svg(record: EpisodeRecord) -> str:
+def draw_svg(record: EpisodeRecord) -> str:
     """Return the whole episode as SVG. The colours of dark mode need a browser."""
     nodes = nodes_of_record(record)
     layout = _layout(nodes)
@@ -70,7 +70,7 @@ def svg(record: EpisodeRecord) -> str:
     )
 
 
-def frames(record: EpisodeRecord) -> Iterator[Image]:
+def draw_frames(record: EpisodeRecord) -> Iterator[Image]:
     """Yield the episode at its beginning and after each of its turns, in the order in which they ended."""
     layout = _layout(nodes_of_record(record))
     scale = min(2.0, GIF_PIXELS / layout.size[0]) if layout.texts else 1.0
@@ -91,10 +91,10 @@ def frames(record: EpisodeRecord) -> Iterator[Image]:
             turns_played[agent_id] = turns_played.get(agent_id, 0) + 1
 
 
-def gif(record: EpisodeRecord) -> bytes:
+def draw_gif(record: EpisodeRecord) -> bytes:
     """Return the frames as a GIF that repeats. Its palette has the 256 most frequent colours of the frames."""
     codes = []
-    for frame in frames(record):
+    for frame in draw_frames(record):
         # One integer for red, green and blue.
         shifted = frame.astype(np.uint32) << np.array([16, 8, 0], np.uint32)
         codes.append(shifted.sum(-1, dtype=np.uint32))

@@ -45,14 +45,14 @@ class Page:
 
     def render(self) -> str:
         """Return the page as HTML."""
-        style = "\n".join([_colours(), *(asset(name) for name in ("page.css", *self.styles))])
-        script = "\n".join(asset(name) for name in ("page.js", *self.scripts))
+        style = "\n".join([_colours(), *(read_asset(name) for name in ("page.css", *self.styles))])
+        script = "\n".join(read_asset(name) for name in ("page.js", *self.scripts))
         policy = (
             f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
             "base-uri 'none'; form-action 'none'"
         )
-        blocks = [(name, dumps(value)) for name, value in self.data.items()]
-        blocks += [(name, "\n".join(map(dumps, values))) for name, values in self.lines.items()]
+        blocks = [(name, dump_json(value)) for name, value in self.data.items()]
+        blocks += [(name, "\n".join(map(dump_json, values))) for name, values in self.lines.items()]
         return "\n".join(
             [
                 "<!doctype html>",
@@ -83,7 +83,7 @@ class Page:
         )
 
 
-def dumps(value: Any) -> str:
+def dump_json(value: Any) -> str:
     """Return a value as one line of JSON for a page: nothing in it ends or opens an element.
 
     Raises:
@@ -93,7 +93,7 @@ def dumps(value: Any) -> str:
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def rounded(value: float) -> float | int | None:
+def round_number(value: float) -> float | int | None:
     """Return a number with six significant digits, or `None` for an infinity and NaN, which JSON lacks."""
     if isinstance(value, int):
         return value
@@ -104,7 +104,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """Return the text of a file of this folder."""
     return (files(__package__) / name).read_text("utf-8")
 

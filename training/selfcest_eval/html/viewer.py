@@ -13,7 +13,7 @@ from selfcest_env.errors import RecordError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Message, TurnKey
-from selfcest_eval.html.page import Page, asset, rounded
+from selfcest_eval.html.page import Page, read_asset, round_number
 from selfcest_eval.html.playing import (
     Block,
     LedgerChange,
@@ -64,7 +64,7 @@ class SchemeCredit:
 COLUMNS = ("name", "outcome", "family", "size", "clones", "tokens", "critical", "return", "prompt", "of", "played_as")
 
 
-def viewer_page(
+def make_viewer_page(
     title: str,
     shown: Sequence[EpisodeView],
     renderers: Sequence[Renderer],
@@ -92,7 +92,7 @@ def viewer_page(
     columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
     return Page(
         title,
-        asset("viewer.html"),
+        read_asset("viewer.html"),
         styles=("viewer.css",),
         scripts=("viewer.js", "viewer_tree.js", "viewer_numbers.js", "viewer_texts.js", "viewer_start.js"),
         data={
@@ -192,7 +192,7 @@ class PageBuilder:
             cost.clones,
             cost.total_tokens,
             cost.critical_path_tokens,
-            None if record.reward_terms is None else rounded(record.team_return),
+            None if record.reward_terms is None else round_number(record.team_return),
             self.text(record.task.prompt),
             self._original_number(view.file, record.episode_id),
             view.played_as,
@@ -209,14 +209,14 @@ class PageBuilder:
         if record.reward_terms is not None:
             terms = []
             for name, value in record.reward_terms.items():
-                terms.append([name, rounded(value), rounded(record.weights.get(name, 1.0))])
+                terms.append([name, round_number(value), round_number(record.weights.get(name, 1.0))])
         return {
             "task": self._task(record),
             "limits": self.limits.number(record.limits, asdict(record.limits)),
             "note": record.grade_note,
             "terms": terms,
-            "parts": {key: rounded(value) for key, value in record.returns_by_part.items()},
-            "cost": {name: rounded(value) for name, value in asdict(record.cost).items()},
+            "parts": {key: round_number(value) for key, value in record.returns_by_part.items()},
+            "cost": {name: round_number(value) for name, value in asdict(record.cost).items()},
             "exact": replayed.renderer is not None,
             "agents": [self._agent(view, agent, replayed, timeline) for agent in record.agents],
             "ledger": _ledger(record, replayed.ledger),
@@ -273,7 +273,7 @@ class PageBuilder:
         rewards = []
         for name, values_by_agent in view.record.by_turn.items():
             if agent_id in values_by_agent and values_by_agent[agent_id][index]:
-                rewards.append([name, rounded(values_by_agent[agent_id][index])])
+                rewards.append([name, round_number(values_by_agent[agent_id][index])])
         # The page needs no key for an empty value.
         optional = {
             "fault": None if facts.fault is None else str(facts.fault),
@@ -344,4 +344,4 @@ def _token_texts(turn: Turn, renderer: Renderer | None) -> list[str] | None:
 
 
 def _numbers(value: float | tuple[float, ...]) -> Any:
-    return [rounded(float(number)) for number in value] if isinstance(value, tuple) else rounded(float(value))
+    return [round_number(float(number)) for number in value] if isinstance(value, tuple) else round_number(float(value))

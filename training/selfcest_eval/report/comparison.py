@@ -14,8 +14,8 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import only_trusted
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.report.findings import compare_pair
-from selfcest_eval.report.sources import Source, config_of, read_study
-from selfcest_eval.report.words import comparison_lines
+from selfcest_eval.report.sources import Source, load_folder_config, read_study
+from selfcest_eval.report.words import describe_comparison
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.table import Curves
 
@@ -58,7 +58,7 @@ def compare_studies(first: Path, second: Path, console: Console, trusted: Sequen
 
 
 def _read_study(folder: Path) -> Source:
-    config = config_of(folder)
+    config = load_folder_config(folder)
     if not isinstance(config, StudyConfig):
         raise ConfigError(f"{folder} holds a training run; expected the folder of a finished study")
     return read_study(config, for_page=False)
@@ -87,26 +87,26 @@ def _compare_cell(
     seeds = [seed for seed in left.seeds if seed in right.seeds]
     if not task_ids or not seeds:
         return []
-    right_costs = right_source.reading.compared
-    reading = replace(
-        left_source.reading,
-        crossed=left_source.reading.crossed or right_source.reading.crossed,
-        compared=[cost for cost in left_source.reading.compared if cost in right_costs],
+    right_costs = right_source.settings.compared
+    settings = replace(
+        left_source.settings,
+        crossed=left_source.settings.crossed or right_source.settings.crossed,
+        compared=[cost for cost in left_source.settings.compared if cost in right_costs],
     )
     lines = []
-    for strategy in reading.labels:
+    for strategy in settings.labels:
         budgets = _budgets(left, strategy) & _budgets(right, strategy)
         if budgets:
-            first = left_source.reading.labels[strategy] + endings[0]
-            second = right_source.reading.labels[strategy] + endings[1]
+            first = left_source.settings.labels[strategy] + endings[0]
+            second = right_source.settings.labels[strategy] + endings[1]
             points = {
                 first: _select(left, strategy, budgets, task_ids, seeds),
                 second: _select(right, strategy, budgets, task_ids, seeds),
             }
             shared = Curves(left.family, left.size, left.shift, tuple(task_ids), tuple(seeds), points)
-            comparison = compare_pair(shared, first, second, reading)
+            comparison = compare_pair(shared, first, second, settings)
             names = {first: first, second: second}
-            for line in comparison_lines(comparison, names, reading.min_difference):
+            for line in describe_comparison(comparison, names, settings.min_difference):
                 lines.append(f"{shared.name}, {line}")
     return lines
 

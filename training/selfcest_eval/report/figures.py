@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_eval.play.costs import cost_name
-from selfcest_eval.report.learning import Series, title
+from selfcest_eval.report.learning import LearningCurve, get_metric_title
 from selfcest_eval.stats.statistics import MISSING
 from selfcest_eval.stats.table import TableRow
 from selfcest_training.files import atomic_write
@@ -23,18 +23,18 @@ MARKS = "os^Dv*"
 _COLUMNS = 3
 
 
-def learning_figure(series: Sequence[Series], metrics: Sequence[str], paths: Sequence[Path]) -> None:
+def draw_learning_curves(curves: Sequence[LearningCurve], metrics: Sequence[str], paths: Sequence[Path]) -> None:
     """Draw each metric against steps, in a panel of its own.
 
     The mean over seeds is a line, its interval a band, and single seeds are thin lines.
     """
     figure, panels = _make_panels(len(metrics))
-    variants = list(dict.fromkeys(curve.variant for curve in series))
+    variants = list(dict.fromkeys(curve.variant for curve in curves))
     for axis, metric in zip(panels, metrics, strict=True):
-        for curve in series:
+        for curve in curves:
             if curve.metric == metric:
                 _draw_curve(axis, curve, _colour(variants.index(curve.variant)))
-        axis.set(title=title(metric), xlabel="step")
+        axis.set(title=get_metric_title(metric), xlabel="step")
     _save(figure, panels, paths)
 
 
@@ -42,13 +42,13 @@ def _colour(index: int) -> str:
     return SERIES[index % len(SERIES)].light
 
 
-def _draw_curve(axis: Axes, series: Series, colour: str) -> None:
-    steps = [curve_bin.step for curve_bin in series.bins]
-    estimates = [curve_bin.estimate for curve_bin in series.bins]
-    if len(series.seeds) > 1:
-        for values in zip(*(curve_bin.seeds for curve_bin in series.bins), strict=True):
+def _draw_curve(axis: Axes, curve: LearningCurve, colour: str) -> None:
+    steps = [curve_bin.step for curve_bin in curve.bins]
+    estimates = [curve_bin.estimate for curve_bin in curve.bins]
+    if len(curve.seeds) > 1:
+        for values in zip(*(curve_bin.seeds for curve_bin in curve.bins), strict=True):
             axis.plot(steps, values, color=colour, linewidth=0.6, alpha=0.5)
-    axis.plot(steps, [estimate.mean for estimate in estimates], color=colour, linewidth=1.8, label=series.variant)
+    axis.plot(steps, [estimate.mean for estimate in estimates], color=colour, linewidth=1.8, label=curve.variant)
     # One seed has no interval.
     if not math.isnan(estimates[0].low):
         lows = [estimate.low for estimate in estimates]
@@ -56,7 +56,7 @@ def _draw_curve(axis: Axes, series: Series, colour: str) -> None:
         axis.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
-def frontier_figure(
+def draw_frontiers(
     cell_rows: Sequence[TableRow],
     family_rows: Sequence[TableRow],
     labels: Mapping[str, str],
@@ -113,7 +113,7 @@ def _draw_points(axis: Axes, rows: Sequence[TableRow], cost: str, index: int, *,
     )
 
 
-def delegation_figure(shares: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> None:
+def draw_delegation(shares: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> None:
     """Draw the share of instances delegated by size, a panel for each family; dashed before RL.
 
     Args:

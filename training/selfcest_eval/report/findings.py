@@ -12,7 +12,7 @@ import numpy as np
 
 from selfcest_env.types import Status
 from selfcest_eval.report.pathologies import Count
-from selfcest_eval.report.reading import Reading
+from selfcest_eval.report.settings import AnalysisSettings
 from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.decision_table import FamilyDecisions
 from selfcest_eval.stats.frontier import FrontierComparison, Point, PointComparison, compare_frontiers, compare_points
@@ -164,27 +164,27 @@ class Findings:
 
 def analyze(source: Source) -> Findings:
     """Compute the findings of a source."""
-    reading = source.reading
-    of_cells = _estimate_rows(source.cells, reading)
-    weak_baselines = find_unsolved(of_cells, [name for name in reading.baselines if name not in reading.aside])
+    settings = source.settings
+    of_cells = _estimate_rows(source.cells, settings)
+    weak_baselines = find_unsolved(of_cells, [name for name in settings.baselines if name not in settings.aside])
     variants = source.final if source.run is not None else ()
-    unsolved_variants = find_unsolved(of_cells, [name for name in variants if name not in reading.baselines])
+    unsolved_variants = find_unsolved(of_cells, [name for name in variants if name not in settings.baselines])
     return Findings(
-        rows=ReportRows(of_cells, _estimate_rows(by_family(source.cells), reading)),
+        rows=ReportRows(of_cells, _estimate_rows(by_family(source.cells), settings)),
         unplayed=find_unplayed(source.cells),
         weak_baselines=weak_baselines,
         unsolved_variants=unsolved_variants,
-        cheap_failures=find_cheap_failures(source.cells, reading),
+        cheap_failures=find_cheap_failures(source.cells, settings),
         pathologies=find_common_pathologies(source),
         accuracies=find_variant_accuracies(source, [*weak_baselines, *unsolved_variants]),
         decisions=find_policy_decisions(source),
     )
 
 
-def _estimate_rows(cells: Sequence[Curves], reading: Reading) -> list[TableRow]:
+def _estimate_rows(cells: Sequence[Curves], settings: AnalysisSettings) -> list[TableRow]:
     rows: list[TableRow] = []
     for curves in cells:
-        rows += rows_of(curves, reading.resampler(curves))
+        rows += rows_of(curves, settings.resampler(curves))
     return rows
 
 
@@ -213,13 +213,13 @@ def find_unsolved(rows: Sequence[TableRow], strategies: Collection[str]) -> list
     return [row for row in best.values() if row.accuracy.mean < SOLVED]
 
 
-def find_cheap_failures(cells: Sequence[Curves], reading: Reading) -> list[CheapFailure]:
+def find_cheap_failures(cells: Sequence[Curves], settings: AnalysisSettings) -> list[CheapFailure]:
     """Return the strategies that are cheap because they fail, in the order of cells."""
     failures = []
     for curves in cells:
         for strategy, points in curves.strategies.items():
             ratios = {}
-            for cost in reading.compared:
+            for cost in settings.compared:
                 ratio = _ratio_to_perfect_player(points[-1], cost)
                 if ratio is not None:
                     ratios[cost] = ratio
@@ -275,19 +275,19 @@ def find_variant_accuracies(source: Source, unsolved: Sequence[TableRow]) -> lis
                 curves.family,
                 strategy,
                 float(now.mean()),
-                accuracy_by_shift(source.cells, curves.family, strategy),
+                measure_accuracy_by_shift(source.cells, curves.family, strategy),
                 is_solved=(curves.family, strategy) not in unsolved_keys,
             )
             before = source.before.get(strategy)
             if before is not None and before in curves.strategies:
                 earlier = curves.strategies[before][-1].correct
-                change = source.reading.resampler(curves).estimate(now - earlier)
+                change = source.settings.resampler(curves).estimate(now - earlier)
                 accuracy = replace(accuracy, before=float(earlier.mean()), change=change)
             accuracies.append(accuracy)
     return accuracies
 
 
-def accuracy_by_shift(cells: Sequence[Curves], family: str, strategy: str) -> ShiftAccuracy:
+def measure_accuracy_by_shift(cells: Sequence[Curves], family: str, strategy: str) -> ShiftAccuracy:
     """Return the accuracy of a strategy at the largest budget on the sizes of a family, by their shift."""
     means: dict[str, float] = {}
     for shift in ("in", "out"):
@@ -332,15 +332,15 @@ def _gap_to_forced(item: FamilyDecisions, forced: str) -> Estimate:
 # Comparisons
 
 
-def compare_cells(cells: Sequence[Curves], reading: Reading) -> list[PairedComparison]:
+def compare_cells(cells: Sequence[Curves], settings: AnalysisSettings) -> list[PairedComparison]:
     """Compare the subject with every other strategy, cell by cell."""
     comparisons = []
     for curves in cells:
-        subject = reading.subject_on(curves)
+        subject = settings.subject_on(curves)
         if subject is not None:
             for strategy in curves.strategies:
-                if strategy not in (subject, *reading.aside):
-                    comparisons.append(compare_pair(curves, subject, strategy, reading))
+                if strategy not in (subject, *settings.aside):
+                    comparisons.append(compare_pair(curves, subject, strategy, settings))
     return comparisons
 
 
@@ -349,27 +349,27 @@ def compare_best_baselines(source: Source) -> list[PairedComparison]:
 
     An oracle is no baseline, nor are forced choices and the subject's own weights before RL.
     """
-    reading = source.reading
+    settings = source.settings
     comparisons = []
     for curves in by_family(source.cells):
-        subject = reading.subject_on(curves)
-        names = [name for name in source.final if name in curves.strategies and reading.labels[name] == name]
+        subject = settings.subject_on(curves)
+        names = [name for name in source.final if name in curves.strategies and settings.labels[name] == name]
         baselines = [name for name in names if name != subject]
         if subject is not None and baselines:
             best = max(baselines, key=lambda name: _accuracy(curves, name))
-            comparisons.append(compare_pair(curves, subject, best, reading))
+            comparisons.append(compare_pair(curves, subject, best, settings))
     return comparisons
 
 
-def compare_pair(curves: Curves, subject: str, strategy: str, reading: Reading) -> PairedComparison:
+def compare_pair(curves: Curves, subject: str, strategy: str, settings: AnalysisSettings) -> PairedComparison:
     """Compare two strategies of one cell or one family."""
     first = curves.strategies[subject]
     second = curves.strategies[strategy]
-    resampler = reading.resampler(curves)
-    least = reading.min_difference
-    over = {cost: compare_frontiers(first, second, cost, resampler, least) for cost in reading.compared}
+    resampler = settings.resampler(curves)
+    least = settings.min_difference
+    over = {cost: compare_frontiers(first, second, cost, resampler, least) for cost in settings.compared}
     points = zip(first, second, strict=True)
-    at = [compare_points(left, right, resampler, reading.compared, least) for left, right in points]
+    at = [compare_points(left, right, resampler, settings.compared, least) for left, right in points]
     return PairedComparison(curves, subject, strategy, over, at)
 
 

@@ -114,7 +114,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in rows]
 
 
-def compute_lines(jobs: Sequence[JobLog]) -> list[str]:
+def describe_compute(jobs: Sequence[JobLog]) -> list[str]:
     """Describe the compute of each job, and the largest difference between jobs with the same seed."""
     lines = []
     compute_by_seed: dict[int, list[int]] = {}
@@ -134,7 +134,7 @@ def compute_lines(jobs: Sequence[JobLog]) -> list[str]:
     return lines
 
 
-def given_up_lines(jobs: Sequence[JobLog]) -> list[str]:
+def describe_restarts(jobs: Sequence[JobLog]) -> list[str]:
     """Describe warm starts that began again: how often, why, and the compute of the attempts that were given up."""
     lines = []
     for job in jobs:
@@ -147,7 +147,7 @@ def given_up_lines(jobs: Sequence[JobLog]) -> list[str]:
     return lines
 
 
-def warm_start_warnings(jobs: Sequence[JobLog], compute_tokens: int | None) -> list[str]:
+def describe_failed_warm_starts(jobs: Sequence[JobLog], compute_tokens: int | None) -> list[str]:
     """Describe jobs that continued without having learned, and jobs whose warm start has left RL no compute.
 
     Args:

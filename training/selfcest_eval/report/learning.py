@@ -77,7 +77,7 @@ class CurveBin:
 
 
 @dataclass(frozen=True)
-class Series:
+class LearningCurve:
     """One metric of one variant.
 
     Attributes:
@@ -93,9 +93,9 @@ class Series:
     bins: tuple[CurveBin, ...]
 
 
-def learning(jobs: Sequence[JobLog], stage: str = "rl") -> list[Series]:
+def compute_learning_curves(jobs: Sequence[JobLog], stage: str = "rl") -> list[LearningCurve]:
     """Return every metric of a stage, by variant, in the order in which jobs have logged them."""
-    series = []
+    curves = []
     for variant in dict.fromkeys(job.variant for job in jobs):
         rows_by_metric: dict[str, dict[int, list[Metrics]]] = {}
         for job in jobs:
@@ -106,8 +106,8 @@ def learning(jobs: Sequence[JobLog], stage: str = "rl") -> list[Series]:
         for metric, rows_by_seed in rows_by_metric.items():
             bins = _make_bins(metric, list(rows_by_seed.values())) if metric not in _KEYS else []
             if bins:
-                series.append(Series(variant, stage, metric, tuple(rows_by_seed), tuple(bins)))
-    return series
+                curves.append(LearningCurve(variant, stage, metric, tuple(rows_by_seed), tuple(bins)))
+    return curves
 
 
 def _select_stage(rows: Sequence[Metrics], stage: str) -> Iterator[Metrics]:
@@ -140,49 +140,49 @@ def _make_bins(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> list[
     return bins
 
 
-def first_and_last(series: Series) -> tuple[Estimate, Estimate]:
+def average_ends(curve: LearningCurve) -> tuple[Estimate, Estimate]:
     """Return the means over the first and the last tenth of the bins, with intervals over seeds."""
-    tenth = max(1, len(series.bins) // 10)
+    tenth = max(1, len(curve.bins) // 10)
     estimates = []
-    for bins in (series.bins[:tenth], series.bins[-tenth:]):
+    for bins in (curve.bins[:tenth], curve.bins[-tenth:]):
         values_by_seed = zip(*(curve_bin.seeds for curve_bin in bins), strict=True)
         estimates.append(over_seeds([float(np.mean(values)) for values in values_by_seed]))
     return estimates[0], estimates[1]
 
 
-def return_lines(jobs: Sequence[JobLog]) -> list[str]:
+def describe_returns(jobs: Sequence[JobLog]) -> list[str]:
     """Describe how the return of each variant changed in RL, and the share of its tokens that replays took."""
     lines = []
-    for series in returns(jobs):
-        first, last = first_and_last(series)
-        jobs_of_variant = [job for job in jobs if job.variant == series.variant and job.rl_rows]
+    for curve in compute_return_curves(jobs):
+        first, last = average_ends(curve)
+        jobs_of_variant = [job for job in jobs if job.variant == curve.variant and job.rl_rows]
         steps = np.mean([len(job.rl_rows) for job in jobs_of_variant])
         replay_share = np.mean([job.replay_share for job in jobs_of_variant])
         lines.append(
-            f"{series.variant}: return {first} over the first tenth of its steps, {last} over the last; {steps:.0f} "
+            f"{curve.variant}: return {first} over the first tenth of its steps, {last} over the last; {steps:.0f} "
             f"steps, {replay_share:.0%} of its tokens in replays"
         )
     return lines
 
 
-def returns(jobs: Sequence[JobLog]) -> list[Series]:
+def compute_return_curves(jobs: Sequence[JobLog]) -> list[LearningCurve]:
     """Return the learning curves of the mean return of training episodes, by variant."""
-    return [series for series in learning(jobs) if series.metric == "return"]
+    return [curve for curve in compute_learning_curves(jobs) if curve.metric == "return"]
 
 
-def write_learning_csv(curves: Sequence[Series], path: Path) -> None:
+def write_learning_csv(curves: Sequence[LearningCurve], path: Path) -> None:
     """Write a row for each variant, metric, bin and seed."""
     rows = []
-    for series in curves:
-        for curve_bin in series.bins:
-            for seed, value in zip(series.seeds, curve_bin.seeds, strict=True):
-                rows.append([series.variant, series.metric, seed, curve_bin.step, curve_bin.sampled, value])
+    for curve in curves:
+        for curve_bin in curve.bins:
+            for seed, value in zip(curve.seeds, curve_bin.seeds, strict=True):
+                rows.append([curve.variant, curve.metric, seed, curve_bin.step, curve_bin.sampled, value])
     write_csv(path, ["variant", "metric", "seed", "step", "sampled_tokens", "value"], rows)
 
 
-def group_metrics(series: Sequence[Series]) -> dict[str, list[str]]:
+def group_metrics(curves: Sequence[LearningCurve]) -> dict[str, list[str]]:
     """Return the metrics by group of the page, in order."""
-    ungrouped = list(dict.fromkeys(curve.metric for curve in series))
+    ungrouped = list(dict.fromkeys(curve.metric for curve in curves))
     metrics_by_group: dict[str, list[str]] = {}
     for group, entries in GROUPS.items():
         for entry in entries:
@@ -195,7 +195,7 @@ def group_metrics(series: Sequence[Series]) -> dict[str, list[str]]:
     return metrics_by_group
 
 
-def title(metric: str) -> str:
+def get_metric_title(metric: str) -> str:
     """Return the title of a metric's panel."""
     if metric.startswith("term/"):
         return f"Return by term: {metric.removeprefix('term/')}"

@@ -14,14 +14,20 @@ from urllib.parse import quote
 
 import numpy as np
 
-from selfcest_eval.html.page import Page, rounded
+from selfcest_eval.html.page import Page, round_number
 from selfcest_eval.html.playing import Renderer
-from selfcest_eval.html.viewer import EpisodeView, viewer_page
+from selfcest_eval.html.viewer import EpisodeView, make_viewer_page
 from selfcest_eval.play.costs import at_most, cost_name
-from selfcest_eval.report.figures import delegation_figure, frontier_figure, learning_figure
+from selfcest_eval.report.figures import draw_delegation, draw_frontiers, draw_learning_curves
 from selfcest_eval.report.findings import ReportRows
 from selfcest_eval.report.jobs import JobLog
-from selfcest_eval.report.learning import Series, group_metrics, learning, title, write_learning_csv
+from selfcest_eval.report.learning import (
+    LearningCurve,
+    compute_learning_curves,
+    get_metric_title,
+    group_metrics,
+    write_learning_csv,
+)
 from selfcest_eval.report.pathologies import MEANINGS, Occurrence
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import interval_heads, write_csv
@@ -65,7 +71,7 @@ class WorstEpisodes:
         for name, occurrence in self.occurrences.items():
             record = replace(occurrence.record, episode_id=name)
             views.append(EpisodeView(record, played_as=occurrence.played_as))
-        return viewer_page(title, views, renderers, ()).render()
+        return make_viewer_page(title, views, renderers, ()).render()
 
 
 def write_report_page(
@@ -90,7 +96,7 @@ def write_report_page(
     written = [out]
     parts = []
     for number, report in enumerate(reports, 1):
-        data = source_data(report, worst)
+        data = make_source_data(report, worst)
         files = _write_files(report, data, folder, prefix=f"{number}_" if len(reports) > 1 else "")
         data["files"] = [f"{folder.name}/{path.name}" for path in files]
         written += files
@@ -113,26 +119,27 @@ def write_report_page(
     return written
 
 
-def source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, Any]:
+def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, Any]:
     """Return everything that the page shows of a source, as JSON values. Missing numbers are null."""
     source = report.source
     sessions = [dict(line) for line in source.sessions]
+    warm_start = compute_learning_curves(source.jobs, "warmstart") + compute_learning_curves(source.jobs, "probe")
     return {
         "name": source.name,
         "kind": "study" if source.run is None else "run",
         "folders": [str(folder) for folder in source.folders],
         "findings": [asdict(answer) for answer in report.answers],
         "failures": report.failures,
-        "intervals": source.reading.intervals(len(source.cells[0].seeds)) if source.cells else "",
-        "learning": _learning_data(learning(source.jobs)),
-        "warmstart": _learning_data([*learning(source.jobs, "warmstart"), *learning(source.jobs, "probe")]),
-        "costs": [{"name": name, "title": cost_name(name)} for name in source.reading.costs],
-        "first_cost": source.reading.compared[0] if source.reading.compared else "",
-        "final": [source.reading.labels[name] for name in source.final],
+        "intervals": source.settings.intervals(len(source.cells[0].seeds)) if source.cells else "",
+        "learning": _learning_data(compute_learning_curves(source.jobs)),
+        "warmstart": _learning_data(warm_start),
+        "costs": [{"name": name, "title": cost_name(name)} for name in source.settings.costs],
+        "first_cost": source.settings.compared[0] if source.settings.compared else "",
+        "final": [source.settings.labels[name] for name in source.final],
         "before": dict(source.before),
         "variants": dict(zip(source.run.variants, source.final, strict=True)) if source.run else {},
-        "rows": result_rows(source, report.findings.rows),
-        "delegation": delegation_rows(source),
+        "rows": make_result_rows(source, report.findings.rows),
+        "delegation": make_delegation_rows(source),
         "decisions": [_decisions(item, source) for item in source.decisions],
         "decisions_meaning": MEANING.replace("*", ""),
         "pathologies": _pathologies(source, worst),
@@ -143,18 +150,18 @@ def source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, Any]:
     }
 
 
-def result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
+def make_result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
     """Return the table as JSON values; rows of whole families are `pooled`.
 
     An interval is [mean, low, high]. In a family with one size its cell is the pooled row as well.
     """
     all_rows = [(row, False) for row in rows.of_cells] + [(row, True) for row in rows.of_families]
-    reading = source.reading
+    settings = source.settings
     data = []
     for row, pooled in all_rows:
         curves = row.curves
         costs = {}
-        for name in reading.costs:
+        for name in settings.costs:
             interval = _interval(row.costs.get(name), within=(0.0, math.inf))
             if interval is not None:
                 costs[name] = interval
@@ -166,9 +173,9 @@ def result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
                 "pooled": pooled,
                 "budget": row.point.budget,
                 "limit": at_most(row.point.budget),
-                "strategy": reading.labels[row.strategy],
+                "strategy": settings.labels[row.strategy],
                 "final": row.strategy in source.final,
-                "baseline": row.strategy in reading.baselines,
+                "baseline": row.strategy in settings.baselines,
                 "instances": len(curves.task_ids),
                 "seeds": len(curves.seeds),
                 "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
@@ -178,16 +185,16 @@ def result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
     return data
 
 
-def delegation_rows(source: Source) -> list[dict[str, Any]]:
+def make_delegation_rows(source: Source) -> list[dict[str, Any]]:
     """Return the share of instances delegated and the number of clones, by size, of policies that can choose.
 
     They are those at the largest budget, before RL and after. An instance whose prompt did not fit is left out.
     """
     rows = []
     for curves in source.cells:
-        resampler = source.reading.resampler(curves)
+        resampler = source.settings.resampler(curves)
         for name in (*source.before.values(), *source.final):
-            if name in curves.strategies and name not in source.reading.baselines:
+            if name in curves.strategies and name not in source.settings.baselines:
                 clones = curves.strategies[name][-1].cost("clones")
                 # An instance without a number of clones stays nan.
                 has_clones = np.where(np.isnan(clones), np.nan, clones > 0)
@@ -195,7 +202,7 @@ def delegation_rows(source: Source) -> list[dict[str, Any]]:
                     {
                         "family": curves.family,
                         "size": curves.size,
-                        "strategy": source.reading.labels[name],
+                        "strategy": source.settings.labels[name],
                         "before": name in source.before.values(),
                         "share": _interval(resampler.share(has_clones), within=(0.0, 1.0)),
                         "clones": _interval(resampler.estimate(clones), within=(0.0, math.inf)),
@@ -261,19 +268,20 @@ def _job(job: JobLog) -> dict[str, Any]:
     }
 
 
-def _learning_data(series: Sequence[Series]) -> dict[str, Any]:
+def _learning_data(curves: Sequence[LearningCurve]) -> dict[str, Any]:
     groups = []
-    for name, metrics in group_metrics(series).items():
-        groups.append({"name": name, "panels": [{"metric": metric, "title": title(metric)} for metric in metrics]})
-    curves = []
-    for curve in series:
+    for name, metrics in group_metrics(curves).items():
+        panels = [{"metric": metric, "title": get_metric_title(metric)} for metric in metrics]
+        groups.append({"name": name, "panels": panels})
+    series = []
+    for curve in curves:
         bins = []
         for b in curve.bins:
-            seeds = [rounded(value) for value in b.seeds]
-            bins.append([rounded(b.step), rounded(b.sampled), _interval(b.estimate), seeds])
-        curves.append({"variant": curve.variant, "metric": curve.metric, "seeds": curve.seeds, "bins": bins})
-    variants = list(dict.fromkeys(curve.variant for curve in series))
-    return {"groups": groups, "variants": variants, "series": curves}
+            seeds = [round_number(value) for value in b.seeds]
+            bins.append([round_number(b.step), round_number(b.sampled), _interval(b.estimate), seeds])
+        series.append({"variant": curve.variant, "metric": curve.metric, "seeds": curve.seeds, "bins": bins})
+    variants = list(dict.fromkeys(curve.variant for curve in curves))
+    return {"groups": groups, "variants": variants, "series": series}
 
 
 def _interval(
@@ -284,7 +292,7 @@ def _interval(
         return None
     low, high = within
     ends = [end if math.isnan(end) else min(max(end, low), high) for end in (estimate.low, estimate.high)]
-    return [rounded(value) for value in (estimate.mean, *ends)]
+    return [round_number(value) for value in (estimate.mean, *ends)]
 
 
 # Files
@@ -303,18 +311,18 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
     def add_pictures(name: str) -> list[Path]:
         return [add_path(f"{name}.png"), add_path(f"{name}.svg")]
 
-    series = learning(source.jobs)
-    if series:
-        metrics = list(chain.from_iterable(group_metrics(series).values()))
-        learning_figure(series, metrics[:FIGURE_METRICS], add_pictures("learning"))
-        write_learning_csv(series, add_path("learning.csv"))
+    curves = compute_learning_curves(source.jobs)
+    if curves:
+        metrics = list(chain.from_iterable(group_metrics(curves).values()))
+        draw_learning_curves(curves, metrics[:FIGURE_METRICS], add_pictures("learning"))
+        write_learning_csv(curves, add_path("learning.csv"))
     if data["rows"]:
-        for cost in source.reading.compared:
+        for cost in source.settings.compared:
             paths = add_pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}")
-            frontier_figure(rows.of_cells, rows.of_families, source.reading.labels, cost, paths)
-        _write_results(data["rows"], source.reading.costs, add_path("results.csv"))
+            draw_frontiers(rows.of_cells, rows.of_families, source.settings.labels, cost, paths)
+        _write_results(data["rows"], source.settings.costs, add_path("results.csv"))
     if data["delegation"]:
-        delegation_figure(data["delegation"], add_pictures("delegation"))
+        draw_delegation(data["delegation"], add_pictures("delegation"))
         _write_delegation(data["delegation"], add_path("delegation.csv"))
     if data["decisions"]:
         _write_decisions(data["decisions"], add_path("decisions.csv"))

@@ -59,7 +59,7 @@ class Detection:
     location: Location | None = None
 
 
-def serial_collapse(record: EpisodeRecord) -> Detection:
+def detect_serial_collapse(record: EpisodeRecord) -> Detection:
     """Find agents that call twice or more, one clone at a time. Severity: their calls."""
     locations = []
     is_possible = False
@@ -72,7 +72,7 @@ def serial_collapse(record: EpisodeRecord) -> Detection:
     return Detection(is_possible, _find_worst(locations))
 
 
-def redundant_objectives(record: EpisodeRecord) -> Detection:
+def detect_redundant_objectives(record: EpisodeRecord) -> Detection:
     """Find clones of a call that another clone of that call makes superfluous. Severity: their number."""
     locations = []
     is_possible = False
@@ -86,7 +86,7 @@ def redundant_objectives(record: EpisodeRecord) -> Detection:
     return Detection(is_possible, _find_worst(locations))
 
 
-def ignored_replies(record: EpisodeRecord) -> Detection:
+def detect_ignored_replies(record: EpisodeRecord) -> Detection:
     """Find replies of which the root writes no word afterwards. Severity: their number in one call."""
     locations = []
     is_possible = False
@@ -102,12 +102,12 @@ def ignored_replies(record: EpisodeRecord) -> Detection:
     return Detection(is_possible, _find_worst(locations))
 
 
-def refused_without_recovery(record: EpisodeRecord) -> Detection:
+def detect_unanswered_calls(record: EpisodeRecord) -> Detection:
     """Find refused calls for clones of agents that never answer. Severity: the calls of one agent."""
     return _find_unanswered_refusals(record, "call")
 
 
-def refused_reads(record: EpisodeRecord) -> Detection:
+def detect_unanswered_reads(record: EpisodeRecord) -> Detection:
     """Find refused reads of agents that never answer. Severity: the reads of one agent."""
     return _find_unanswered_refusals(record, "read")
 
@@ -145,13 +145,13 @@ def _find_worst(locations: Iterable[Location]) -> Location | None:
     return max(locations, key=lambda location: location.severity, default=None)
 
 
-OF_EPISODES: Mapping[str, Callable[[EpisodeRecord], Detection]] = MappingProxyType(
+EPISODE_DETECTORS: Mapping[str, Callable[[EpisodeRecord], Detection]] = MappingProxyType(
     {
-        "serial collapse": serial_collapse,
-        "redundant objectives": redundant_objectives,
-        "ignored replies": ignored_replies,
-        "refused without recovery": refused_without_recovery,
-        "refused reads": refused_reads,
+        "serial collapse": detect_serial_collapse,
+        "redundant objectives": detect_redundant_objectives,
+        "ignored replies": detect_ignored_replies,
+        "refused without recovery": detect_unanswered_calls,
+        "refused reads": detect_unanswered_reads,
     }
 )
 
@@ -219,7 +219,7 @@ class PathologyCounter:
     def add_episode(self, owner: str, family: str, size: str, file: Path, record: EpisodeRecord) -> None:
         """Count the pathologies of one evaluated episode of a strategy."""
         played_as = f"{owner} on {family} {size}"
-        for name, detect in OF_EPISODES.items():
+        for name, detect in EPISODE_DETECTORS.items():
             detection = detect(record)
             location = detection.location
             if location is not None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from selfcest_agents.player import Player
 from selfcest_eval.play.store import check_store
-from selfcest_eval.report.figures import learning_figure
-from selfcest_eval.report.jobs import compute_lines
-from selfcest_eval.report.learning import return_lines, returns, write_learning_csv
+from selfcest_eval.report.figures import draw_learning_curves
+from selfcest_eval.report.jobs import describe_compute
+from selfcest_eval.report.learning import compute_return_curves, describe_returns, write_learning_csv
 from selfcest_eval.report.sources import read_run
 from selfcest_eval.report.study_report import write_report
 from selfcest_eval.report.training_run import check_evaluation, evaluate_job
@@ -32,11 +32,11 @@ def report_run(config: RunConfig) -> str:
     """
     source = read_run([config], for_page=False)
     warnings = [f"warning: {line}" for line in source.warnings]
-    lines = [*return_lines(source.jobs), *compute_lines(source.jobs)]
-    curves = returns(source.jobs)
+    lines = [*describe_returns(source.jobs), *describe_compute(source.jobs)]
+    curves = compute_return_curves(source.jobs)
     if curves:
         write_learning_csv(curves, config.folder / "learning_curves.csv")
-        learning_figure(curves, ["return"], [config.folder / "learning_curves.png"])
+        draw_learning_curves(curves, ["return"], [config.folder / "learning_curves.png"])
     if source.cells:
         shown, _ = write_report(source, [*warnings, *lines], plots=_PLOTS)
         lines = [shown]

@@ -187,7 +187,7 @@ def _waiting_page(reason: str) -> bytes:
 
 
 @contextmanager
-def served(run: Path, port: int, renderers_of: Callable[[Path], Sequence[Renderer]]) -> Iterator[str]:
+def serve_report(run: Path, port: int, renderers_of: Callable[[Path], Sequence[Renderer]]) -> Iterator[str]:
     """Serve the report of a run's folder on 127.0.0.1 until the block ends. Yields its address.
 
     Args:

@@ -14,17 +14,17 @@ from selfcest_env.structure import to_builtins
 from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.jobs import JobLog, given_up_lines, read_jobs, warm_start_warnings
+from selfcest_eval.report.jobs import JobLog, describe_failed_warm_starts, describe_restarts, read_jobs
 from selfcest_eval.report.pathologies import Count, PathologyCounter
-from selfcest_eval.report.reading import Reading, check_result_keys, reading_of
+from selfcest_eval.report.settings import AnalysisSettings, check_result_keys, make_settings
 from selfcest_eval.report.training_run import (
     AFTER_RL,
-    in_order,
-    parts_of,
-    results_of,
-    server_folders,
-    study_of,
-    variants_of,
+    list_evaluated_policies,
+    list_server_folders,
+    make_run_study,
+    pair_variants,
+    read_run_results,
+    sort_by_eval_set,
 )
 from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions, find_forced_triples
 from selfcest_eval.stats.table import Curves, curves_of
@@ -48,7 +48,7 @@ class Source:
         folders: their paths.
         study: config of the study that the results are read as.
         run: the config of a training run, with the seeds of all folders; `None`: a study.
-        cells, reading, decisions: of everything that was evaluated so far; there may be no cells yet.
+        cells, settings, decisions: of everything that was evaluated so far; there may be no cells yet.
         final: strategies of the short forms: every variant of a run as trained and greedy, or all strategies of a
             study that are no forced choice.
         before: of a run, by strategies of `final`, the same variant before RL.
@@ -63,7 +63,7 @@ class Source:
     study: StudyConfig
     run: RunConfig | None
     cells: Sequence[Curves]
-    reading: Reading
+    settings: AnalysisSettings
     decisions: Sequence[FamilyDecisions]
     final: Sequence[str]
     before: Mapping[str, str]
@@ -76,8 +76,8 @@ class Source:
     def short_names(self) -> dict[str, str]:
         """The names of strategies on a page, which calls a trained variant by the name of the variant only."""
         if self.run is None:
-            return dict(self.reading.labels)
-        return {name: label.replace(AFTER_RL, "") for name, label in self.reading.labels.items()}
+            return dict(self.settings.labels)
+        return {name: label.replace(AFTER_RL, "") for name, label in self.settings.labels.items()}
 
 
 def read_sources(folders: Sequence[Path]) -> list[Source]:
@@ -92,7 +92,7 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
     studies: list[Source] = []
     runs: dict[str, list[RunConfig]] = {}
     for folder in folders:
-        config = config_of(folder)
+        config = load_folder_config(folder)
         if isinstance(config, StudyConfig):
             with readable(folder):
                 studies.append(read_study(config))
@@ -102,7 +102,7 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
         return [*map(read_run, runs.values()), *studies]
 
 
-def config_of(folder: Path) -> RunConfig | StudyConfig:
+def load_folder_config(folder: Path) -> RunConfig | StudyConfig:
     """Return the stored config of a folder, wherever it has been moved to.
 
     Raises:
@@ -143,25 +143,25 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
     config = replace(configs[0], seeds=tuple(chain.from_iterable(run.seeds for run in configs)))
     # A study must have eval sets. Of a run without any, the study only names strategies and costs.
     eval_sets = config.evaluation.eval_sets or tuple(EvalSet(name, "any") for name in config.tasks)
-    study = study_of(replace(config, evaluation=replace(config.evaluation, eval_sets=eval_sets)))
+    study = make_run_study(replace(config, evaluation=replace(config.evaluation, eval_sets=eval_sets)))
     jobs = list(chain.from_iterable(map(read_jobs, configs)))
     variants_in_order = list(config.variants)
     jobs.sort(key=lambda job: variants_in_order.index(job.variant))
     results, notes = _read_results(configs, is_training=for_page and bool(jobs))
-    variants = variants_of(config, {result.place.strategy for result in results})
+    variants = pair_variants(config, {result.place.strategy for result in results})
     before = {after: earlier for after, earlier in variants.items() if earlier is not None}
     delegating = []
     for variant, label in zip(config.variants, variants, strict=True):
         if config.limits_of(variant).delegation:
             delegating.append(label)
-    counts = read_counts(chain.from_iterable(map(server_folders, configs)))
+    counts = read_counts(chain.from_iterable(map(list_server_folders, configs)))
     return Source(
         name=" + ".join(run.name for run in configs),
         folders=[run.folder for run in configs],
         study=study,
         run=config,
-        cells=curves_of(in_order(study, results)) if results else [],
-        reading=reading_of(study, subjects=delegating[::-1] or tuple(variants)),
+        cells=curves_of(sort_by_eval_set(study, results)) if results else [],
+        settings=make_settings(study, subjects=delegating[::-1] or tuple(variants)),
         decisions=find_decisions(study, results) if results else [],
         final=list(variants),
         before=before,
@@ -169,8 +169,8 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
         pathologies=_pathologies_of_run(configs, {*variants, *before.values()}) if for_page else {},
         warnings=[
             *notes,
-            *warm_start_warnings(jobs, config.compute_tokens),
-            *given_up_lines(jobs),
+            *describe_failed_warm_starts(jobs, config.compute_tokens),
+            *describe_restarts(jobs),
             *format_server_counts(counts),
         ],
         sessions=list(chain.from_iterable(read_sessions(run.folder) for run in configs)),
@@ -191,7 +191,7 @@ def _read_results(configs: Sequence[RunConfig], is_training: bool) -> tuple[list
     strategies_of_runs = []
     for config in configs:
         try:
-            results_of_run, notes_of_run = results_of(config)
+            results_of_run, notes_of_run = read_run_results(config)
         except ConfigError as error:
             if not is_training:
                 raise
@@ -210,7 +210,7 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
 
     Args:
         config: of the study.
-        crossed: see `reading_of`.
+        crossed: see `make_settings`.
         for_page: whether to look for pathologies in every episode.
 
     Raises:
@@ -224,8 +224,8 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
     unplayable = read_unplayable(file)
     check_result_keys(config, stored, file)
     results = leave_out(stored, unplayable)
-    reading = reading_of(config, crossed=crossed)
-    final = [name for name in config.strategies if name not in reading.aside]
+    settings = make_settings(config, crossed=crossed)
+    final = [name for name in config.strategies if name not in settings.aside]
     pathologies = PathologyCounter()
     if for_page:
         _count_pathologies(pathologies, file, set(final))
@@ -235,7 +235,7 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
         study=config,
         run=None,
         cells=curves_of(results),
-        reading=reading,
+        settings=settings,
         decisions=find_decisions(config, results),
         final=final,
         before={},
@@ -251,7 +251,7 @@ def _pathologies_of_run(configs: Sequence[RunConfig], labels: set[str]) -> dict[
     counter = PathologyCounter()
     for config in configs:
         for variant, spec in config.variants.items():
-            stages = dict.fromkeys(part.stage for part in parts_of(config) if part.variant == variant)
+            stages = dict.fromkeys(part.stage for part in list_evaluated_policies(config) if part.variant == variant)
             for seed in config.seeds:
                 folder = config.folder / variant / f"seed{seed}"
                 for stage in stages:

@@ -13,12 +13,12 @@ from selfcest_env.tasks import Style
 from selfcest_eval.play.costs import WALL, cost_name
 from selfcest_eval.play.results import ENDINGS, SCORES
 from selfcest_eval.report import words
-from selfcest_eval.report.figures import frontier_figure
+from selfcest_eval.report.figures import draw_frontiers
 from selfcest_eval.report.findings import PairedComparison, analyze, compare_cells
-from selfcest_eval.report.reading import Reading, headline
+from selfcest_eval.report.settings import AnalysisSettings, headline
 from selfcest_eval.report.sources import Source
-from selfcest_eval.report.tables import interval_fields, interval_heads, markdown_table, write_csv
-from selfcest_eval.report.verdict import run_verdict, study_verdict, warning_lines
+from selfcest_eval.report.tables import format_markdown_table, interval_fields, interval_heads, write_csv
+from selfcest_eval.report.verdict import describe_run, describe_study, describe_warnings
 from selfcest_eval.stats.decision_table import decision_section
 from selfcest_eval.stats.frontier import PerfectExecution, Point
 from selfcest_eval.stats.statistics import MISSING, Estimate
@@ -65,14 +65,16 @@ MEANINGS = {
 # Tables
 
 
-def accuracy_table(rows: Sequence[TableRow], reading: Reading) -> str:
+def format_accuracies(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     """Return accuracies and costs, a line for each cell, budget and strategy; costs are means where a prompt fitted."""
     lines = []
     for row in rows:
-        costs = [_format_mean(row.costs.get(cost, MISSING), digits=1) for cost in reading.costs]
+        costs = [_format_mean(row.costs.get(cost, MISSING), digits=1) for cost in settings.costs]
         wall = _format_mean(row.costs.get(WALL, MISSING), digits=3)
-        lines.append([*_key_columns(row, reading), str(row.accuracy), *costs, wall])
-    return markdown_table([*_key_heads(reading), "accuracy", *map(_short, reading.costs), "wall-clock s"], lines)
+        lines.append([*_key_columns(row, settings), str(row.accuracy), *costs, wall])
+    return format_markdown_table(
+        [*_key_heads(settings), "accuracy", *map(_short, settings.costs), "wall-clock s"], lines
+    )
 
 
 def _short(cost: str) -> str:
@@ -90,18 +92,18 @@ def _format_number(value: float, digits: int = 1) -> str:
     return f"{value:.{digits}f}"
 
 
-def perfect_execution_table(rows: Sequence[TableRow], reading: Reading) -> str:
+def format_perfect_execution(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     """Return costs beside those of perfect players; empty if no strategy has one."""
     lines = []
     for row in rows:
         for style, player in row.point.perfect_execution.items():
-            fields = [*_key_columns(row, reading), str(row.accuracy), _describe_player(style, player, row)]
-            for cost in reading.compared:
+            fields = [*_key_columns(row, settings), str(row.accuracy), _describe_player(style, player, row)]
+            for cost in settings.compared:
                 pair = row.point.mean_costs(style, cost)
                 fields.append("–" if pair is None else f"{_format_number(pair[0])} ({_format_number(pair[1])})")
             lines.append(fields)
-    heads = [*_key_heads(reading), "accuracy", "perfect execution", *map(_short, reading.compared)]
-    return markdown_table(heads, lines) if lines else ""
+    heads = [*_key_heads(settings), "accuracy", "perfect execution", *map(_short, settings.compared)]
+    return format_markdown_table(heads, lines) if lines else ""
 
 
 def _describe_player(style: Style, player: PerfectExecution, row: TableRow) -> str:
@@ -115,51 +117,51 @@ def _describe_player(style: Style, player: PerfectExecution, row: TableRow) -> s
     return f"{style} ({'; '.join(notes)})" if notes else f"{style}"
 
 
-def endings_table(rows: Sequence[TableRow], reading: Reading) -> str:
+def format_endings(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     """Return how roots ended, and whether scripts were executed."""
     statuses = [status for status in ENDINGS if any(row.point.endings.get(status) for row in rows)]
     lines = []
     for row in rows:
         executed = "" if row.executed is None else f"{row.executed.mean:.2f}"
         counts = [str(row.point.endings.get(status, 0)) for status in statuses]
-        lines.append([*_key_columns(row, reading), executed, *counts])
-    heads = [*_key_heads(reading), "script executed", *(status.replace("_", " ") for status in statuses)]
-    return markdown_table(heads, lines)
+        lines.append([*_key_columns(row, settings), executed, *counts])
+    heads = [*_key_heads(settings), "script executed", *(status.replace("_", " ") for status in statuses)]
+    return format_markdown_table(heads, lines)
 
 
-def floors_table(rows: Sequence[TableRow], reading: Reading) -> str:
+def format_floors(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     """Return what graders could not score by their rule; empty if they could score everything."""
     lines = []
     for row in rows:
         for note, count in sorted(row.point.notes.items()):
-            lines.append([*_key_columns(row, reading), note, str(count)])
-    return markdown_table([*_key_heads(reading), "grader's note", "answers"], lines) if lines else ""
+            lines.append([*_key_columns(row, settings), note, str(count)])
+    return format_markdown_table([*_key_heads(settings), "grader's note", "answers"], lines) if lines else ""
 
 
-def scores_section(rows: Sequence[TableRow], reading: Reading) -> str:
+def format_scores(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     """Return the scores that were measured beside accuracy, with their meaning; empty if there are none."""
     rows = [row for row in rows if row.scores]
     names = [name for name in SCORES if any(name in row.scores for row in rows)]
-    lines = [[*_key_columns(row, reading), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
+    lines = [[*_key_columns(row, settings), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
     meanings = " ".join(text for name, text in MEANINGS.items() if name in names)
-    heads = [*_key_heads(reading), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
-    return f"{meanings}\n\n{markdown_table(heads, lines)}" if lines else ""
+    heads = [*_key_heads(settings), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
+    return f"{meanings}\n\n{format_markdown_table(heads, lines)}" if lines else ""
 
 
-def _key_heads(reading: Reading) -> list[str]:
-    return ["family", "size", cost_name(reading.swept) + " at most", "strategy"]
+def _key_heads(settings: AnalysisSettings) -> list[str]:
+    return ["family", "size", cost_name(settings.swept) + " at most", "strategy"]
 
 
-def _key_columns(row: TableRow, reading: Reading) -> list[str]:
+def _key_columns(row: TableRow, settings: AnalysisSettings) -> list[str]:
     budget = "its limits" if row.point.budget is None else str(row.point.budget)
-    return [row.curves.family, _size(row.curves), budget, reading.labels[row.strategy]]
+    return [row.curves.family, _size(row.curves), budget, settings.labels[row.strategy]]
 
 
 def _size(curves: Curves) -> str:
     return curves.size + (" (out of distribution)" if curves.shift == "out" else "")
 
 
-def write_results(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
+def write_results(rows: Sequence[TableRow], settings: AnalysisSettings, path: Path) -> None:
     """Write every row as a CSV file, with means and both ends of every interval.
 
     Wall-clock time has no interval, since it is measured by batch. Missing numbers are empty fields: costs where no
@@ -173,27 +175,27 @@ def write_results(rows: Sequence[TableRow], reading: Reading, path: Path) -> Non
     for row in rows:
         other_styles |= dict.fromkeys([*row.point.perfect_execution][1:])
     heads = ["family", "size", "shift", "budget", "strategy", "instances"]
-    heads += interval_heads(["accuracy", *reading.costs])
+    heads += interval_heads(["accuracy", *settings.costs])
     heads += [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
     heads += interval_heads(["script_executed", *SCORES])
     heads += ["perfect_execution_style", "perfect_execution_instances"]
-    heads += [f"perfect_execution_{cost}" for cost in reading.costs]
+    heads += [f"perfect_execution_{cost}" for cost in settings.costs]
     for style in other_styles:
-        heads += [f"perfect_execution_{style}_{cost}" for cost in reading.costs]
+        heads += [f"perfect_execution_{style}_{cost}" for cost in settings.costs]
     lines: list[list[object]] = []
     for row in rows:
         curves = row.curves
         fields: list[object] = [curves.family, curves.size, curves.shift, row.point.budget]
-        fields += [reading.labels[row.strategy], len(curves.task_ids)]
-        fields += interval_fields([row.accuracy, *(row.costs.get(cost) for cost in reading.costs)])
+        fields += [settings.labels[row.strategy], len(curves.task_ids)]
+        fields += interval_fields([row.accuracy, *(row.costs.get(cost) for cost in settings.costs)])
         fields += [interval_fields([row.costs.get(WALL)])[0], sum(row.point.notes.values())]
         fields += [row.point.endings.get(status, 0) for status in ENDINGS]
         fields += interval_fields([row.executed, *(row.scores.get(name) for name in SCORES)])
         first = next(iter(row.point.perfect_execution), None)
         fields += ["", ""] if first is None else [first, row.point.perfect_execution[first].instances]
-        fields += _perfect_costs(row.point, first, reading.costs)
+        fields += _perfect_costs(row.point, first, settings.costs)
         for style in other_styles:
-            fields += _perfect_costs(row.point, None if style is first else style, reading.costs)
+            fields += _perfect_costs(row.point, None if style is first else style, settings.costs)
         lines.append(fields)
     write_csv(path, heads, lines)
 
@@ -208,78 +210,82 @@ def _perfect_costs(point: Point, style: Style | None, costs: Sequence[str]) -> l
 # Comparisons
 
 
-def equal_cost_table(comparisons: Sequence[PairedComparison], reading: Reading) -> str:
+def format_equal_costs(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
     """Return the verdicts at equal cost, with the mean gap in accuracy over the range of costs."""
-    heads = ["family", "size", "strategies", *map(cost_name, reading.compared)]
+    heads = ["family", "size", "strategies", *map(cost_name, settings.compared)]
     lines = []
     for item in comparisons:
-        verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in reading.compared]
-        lines.append([item.curves.family, _size(item.curves), _pair(item, reading), *verdicts])
-    return markdown_table(heads, lines)
+        verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in settings.compared]
+        lines.append([item.curves.family, _size(item.curves), _pair(item, settings), *verdicts])
+    return format_markdown_table(heads, lines)
 
 
-def _pair(item: PairedComparison, reading: Reading) -> str:
-    return f"{reading.labels[item.subject]} against {reading.labels[item.strategy]}"
+def _pair(item: PairedComparison, settings: AnalysisSettings) -> str:
+    return f"{settings.labels[item.subject]} against {settings.labels[item.strategy]}"
 
 
-def comparisons_in_words(comparisons: Sequence[PairedComparison], reading: Reading) -> str:
+def format_comparisons(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
     """Return all comparisons as sentences, with their confidence."""
     blocks = []
     for item in comparisons:
-        heading = f"**{item.curves.name}, {_pair(item, reading)}**"
-        lines = words.comparison_lines(item, reading.labels, reading.min_difference)
+        heading = f"**{item.curves.name}, {_pair(item, settings)}**"
+        lines = words.describe_comparison(item, settings.labels, settings.min_difference)
         blocks.append(f"{heading}\n\n" + "".join(f"- {line}\n" for line in lines))
     return "\n".join(blocks)
 
 
-def equal_accuracy_table(comparisons: Sequence[PairedComparison], reading: Reading) -> str:
+def format_equal_accuracies(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
     """Return the ratios of costs where accuracies are equal."""
-    heads = ["family", "size", "strategies", "accuracies", *map(cost_name, reading.compared)]
+    heads = ["family", "size", "strategies", "accuracies", *map(cost_name, settings.compared)]
     lines = []
     for item in comparisons:
         pair = item.at[-1]
-        if pair.equally_accurate(reading.min_difference):
+        if pair.equally_accurate(settings.min_difference):
             accuracies = f"{pair.accuracies[0]:.2f} and {pair.accuracies[1]:.2f}"
-            ratios = [words.ratio_words(pair.ratios[cost]) if cost in pair.ratios else "–" for cost in reading.compared]
+            ratios = [
+                words.format_ratio(pair.ratios[cost]) if cost in pair.ratios else "–" for cost in settings.compared
+            ]
         else:
-            accuracies = words.not_comparable_words(pair, reading.min_difference)
-            ratios = ["–"] * len(reading.compared)
-        lines.append([item.curves.family, _size(item.curves), _pair(item, reading), accuracies, *ratios])
-    return markdown_table(heads, lines)
+            accuracies = words.explain_incomparable(pair, settings.min_difference)
+            ratios = ["–"] * len(settings.compared)
+        lines.append([item.curves.family, _size(item.curves), _pair(item, settings), accuracies, *ratios])
+    return format_markdown_table(heads, lines)
 
 
-def write_equal_accuracy(comparisons: Sequence[PairedComparison], reading: Reading, path: Path) -> None:
+def write_equal_accuracy(comparisons: Sequence[PairedComparison], settings: AnalysisSettings, path: Path) -> None:
     """Write the same as a CSV file: accuracies, the interval of their gap, ratios where they are comparable."""
     heads = ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
-    heads += interval_heads(["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)])
+    heads += interval_heads(["accuracy_gap", *(f"{cost}_ratio" for cost in settings.compared)])
     lines: list[list[object]] = []
     for item in comparisons:
         curves = item.curves
         pair = item.at[-1]
-        is_equal = pair.equally_accurate(reading.min_difference)
-        ratios = [pair.ratios.get(cost) if is_equal else None for cost in reading.compared]
+        is_equal = pair.equally_accurate(settings.min_difference)
+        ratios = [pair.ratios.get(cost) if is_equal else None for cost in settings.compared]
         fields: list[object] = [curves.family, curves.size, curves.shift, pair.budget]
-        fields += [reading.labels[item.subject], reading.labels[item.strategy]]
+        fields += [settings.labels[item.subject], settings.labels[item.strategy]]
         fields += [*(f"{accuracy:.6g}" for accuracy in pair.accuracies), int(is_equal)]
         fields += interval_fields([pair.gap, *ratios])
         lines.append(fields)
     write_csv(path, heads, lines)
 
 
-def overview(rows: Sequence[TableRow], reading: Reading, variants: Mapping[str, str | None] | None = None) -> str:
+def format_overview(
+    rows: Sequence[TableRow], settings: AnalysisSettings, variants: Mapping[str, str | None] | None = None
+) -> str:
     """Return a table for terminals: one line per family and strategy, of all sizes together at the largest budget.
 
     The most accurate strategy comes first, and of equally accurate ones the one that spends less.
 
     Args:
         rows: of families, with all their sizes together.
-        reading: how they are read.
+        settings: of the study.
         variants: strategies that get a line, each with the same variant before RL, whose accuracy stands in the line;
             `None`: all of them get one.
     """
     before_rl = variants or {}
     has_before = any(row.strategy in before_rl.values() for row in rows)
-    heads = ["family", "strategy", "accuracy", *map(_cost_head, reading.compared)]
+    heads = ["family", "strategy", "accuracy", *map(_cost_head, settings.compared)]
     if has_before:
         heads.insert(3, "before RL")
     lines = [heads]
@@ -287,14 +293,14 @@ def overview(rows: Sequence[TableRow], reading: Reading, variants: Mapping[str, 
         rows_of_family = [row for row in rows if row.curves.family == family]
         largest = rows_of_family[-1].point.order
         row_by_strategy = {row.strategy: row for row in rows_of_family if row.point.order == largest}
-        for row in sorted(row_by_strategy.values(), key=lambda row: _rank(row, reading.compared)):
+        for row in sorted(row_by_strategy.values(), key=lambda row: _rank(row, settings.compared)):
             if variants is not None and row.strategy not in variants:
                 continue
-            fields = [family, reading.labels[row.strategy], str(row.accuracy)]
+            fields = [family, settings.labels[row.strategy], str(row.accuracy)]
             if has_before:
                 before = row_by_strategy.get(before_rl.get(row.strategy) or "")
                 fields.append("–" if before is None else f"{before.accuracy.mean:.2f}")
-            costs = [_format_mean(row.costs.get(cost, MISSING), digits=1) for cost in reading.compared]
+            costs = [_format_mean(row.costs.get(cost, MISSING), digits=1) for cost in settings.compared]
             lines.append([*fields, *costs])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[field.ljust(width) for field, width in zip(line, widths, strict=True)] for line in lines]
@@ -326,54 +332,54 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
         table.md.
     """
     [folder] = source.folders
-    reading = source.reading
+    settings = source.settings
     findings = analyze(source)
     rows = findings.rows
-    comparisons = compare_cells(source.cells, reading)
-    warnings = warning_lines(findings, reading)
+    comparisons = compare_cells(source.cells, settings)
+    warnings = describe_warnings(findings, settings)
     if source.run is None:
-        verdict = study_verdict(comparisons, reading)
+        verdict = describe_study(comparisons, settings)
         variants = None
     else:
-        verdict = run_verdict(source, findings, comparisons)
+        verdict = describe_run(source, findings, comparisons)
         variants = {name: source.before.get(name) for name in source.final}
 
-    floors = floors_table(rows.of_cells, reading)
-    head = headline(source.study, source.cells, reading)
+    floors = format_floors(rows.of_cells, settings)
+    head = headline(source.study, source.cells, settings)
     if not floors:
         head += " No answer got a floor from its grader."
     num_seeds = max(len(curves.seeds) for curves in source.cells)
-    parts = [f"{head} {reading.intervals(num_seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
+    parts = [f"{head} {settings.intervals(num_seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     if comparisons:
         parts += ["## Verdict", f"```text\n{verdict}\n```"]
-    parts += ["## Accuracy and costs", accuracy_table(rows.of_cells, reading)]
-    perfect_execution = perfect_execution_table(rows.of_cells, reading)
+    parts += ["## Accuracy and costs", format_accuracies(rows.of_cells, settings)]
+    perfect_execution = format_perfect_execution(rows.of_cells, settings)
     if perfect_execution:
         parts += ["## Costs of perfect execution", PERFECT_EXECUTION, perfect_execution]
-    parts += ["## Endings", ENDED, endings_table(rows.of_cells, reading)]
+    parts += ["## Endings", ENDED, format_endings(rows.of_cells, settings)]
     if source.decisions:
         parts += ["## When it delegates", decision_section(source.decisions)]
-    scores = scores_section(rows.of_cells, reading)
+    scores = format_scores(rows.of_cells, settings)
     if scores:
         parts += ["## Partial credit and support", scores]
     if floors:
         parts += ["## Floors", FLOORS, floors]
     if comparisons:
-        parts += ["## At equal cost", EQUAL_COST, equal_cost_table(comparisons, reading)]
-        equal = EQUAL_ACCURACY.format(least=reading.min_difference)
-        parts += ["## At equal accuracy", equal, equal_accuracy_table(comparisons, reading)]
-        parts += ["## In words", comparisons_in_words(comparisons, reading)]
-        write_equal_accuracy(comparisons, reading, folder / "equal_accuracy.csv")
+        parts += ["## At equal cost", EQUAL_COST, format_equal_costs(comparisons, settings)]
+        equal = EQUAL_ACCURACY.format(least=settings.min_difference)
+        parts += ["## At equal accuracy", equal, format_equal_accuracies(comparisons, settings)]
+        parts += ["## In words", format_comparisons(comparisons, settings)]
+        write_equal_accuracy(comparisons, settings, folder / "equal_accuracy.csv")
     text = "\n\n".join(part.strip() for part in parts if part) + "\n"
 
     write_text(folder / "table.md", text)
-    write_results(rows.of_cells, reading, folder / "results.csv")
-    for cost in (*reading.compared, WALL) if plots is None else plots:
-        frontier_figure(rows.of_cells, rows.of_families, reading.labels, cost, [folder / plot_name(cost)])
+    write_results(rows.of_cells, settings, folder / "results.csv")
+    for cost in (*settings.compared, WALL) if plots is None else plots:
+        draw_frontiers(rows.of_cells, rows.of_families, settings.labels, cost, [folder / plot_name(cost)])
     lines = [f"warning: {line}" for line in warnings]
     if comparisons:
         lines.append(verdict)
-    lines.append(overview(rows.of_families, reading, variants))
+    lines.append(format_overview(rows.of_families, settings, variants))
     return "\n".join(lines), text
 
 

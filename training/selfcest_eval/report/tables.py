@@ -10,7 +10,7 @@ from selfcest_eval.stats.statistics import Estimate
 from selfcest_training.files import atomic_write
 
 
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def format_markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return the table as Markdown, a line for each row."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -22,7 +22,7 @@ from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.reading import check_result_keys
+from selfcest_eval.report.settings import check_result_keys
 from selfcest_training.config import RunConfig
 from selfcest_training.run.evaluator import EvaluationStage
 
@@ -59,7 +59,7 @@ class EvaluatedPolicy:
         return label
 
 
-def parts_of(config: RunConfig) -> list[EvaluatedPolicy]:
+def list_evaluated_policies(config: RunConfig) -> list[EvaluatedPolicy]:
     """Return all evaluated policies of a run, in the order of the table.
 
     Before RL, and with forced choices, a variant is evaluated only at the first temperature.
@@ -75,9 +75,9 @@ def parts_of(config: RunConfig) -> list[EvaluatedPolicy]:
     return parts
 
 
-def study_of(config: RunConfig, parts: Sequence[EvaluatedPolicy] | None = None) -> StudyConfig:
+def make_run_study(config: RunConfig, parts: Sequence[EvaluatedPolicy] | None = None) -> StudyConfig:
     """Return a run's evaluation, or a part of it, as a study. Its subject is the last variant that can delegate."""
-    parts = parts_of(config) if parts is None else parts
+    parts = list_evaluated_policies(config) if parts is None else parts
     evaluation = config.evaluation
     delegating = [part for part in parts if config.limits_of(part.variant).delegation and part.strategy == "plain"]
     subjects = [part for part in delegating if part.temperature == evaluation.temperatures[0]] or parts
@@ -93,7 +93,7 @@ def study_of(config: RunConfig, parts: Sequence[EvaluatedPolicy] | None = None) 
                 temperature=part.temperature,
                 limits=config.variants[part.variant].limits,
                 families=config.variants[part.variant].evaluated_on,
-                styles=styles_of(config, part.variant) if part.strategy not in FORCED else (),
+                styles=get_shown_styles(config, part.variant) if part.strategy not in FORCED else (),
             )
             for part in parts
         },
@@ -109,7 +109,7 @@ def study_of(config: RunConfig, parts: Sequence[EvaluatedPolicy] | None = None) 
     )
 
 
-def styles_of(config: RunConfig, variant: str) -> tuple[Style, ...]:
+def get_shown_styles(config: RunConfig, variant: str) -> tuple[Style, ...]:
     """Return the styles of a variant's perfect players, as far as its limits allow them.
 
     They are the styles that its warm start shows, or without a warm start all of them.
@@ -132,7 +132,7 @@ def check_evaluation(config: RunConfig) -> None:
     """
     if not config.evaluation.eval_sets:
         return
-    study = study_of(config)
+    study = make_run_study(config)
     reward = make_reward(config.reward.name, **config.reward.options)
     for eval_set in study.eval_sets:
         tasks = instances_of(study, eval_set, source_of(study, eval_set))
@@ -148,10 +148,10 @@ def evaluate_job(
     report: Callable[[float, str], None],
 ) -> None:
     """Play the part of the study that belongs to one job, with the weights of that job."""
-    parts = [part for part in parts_of(config) if (part.variant, part.stage) == (variant, stage)]
+    parts = [part for part in list_evaluated_policies(config) if (part.variant, part.stage) == (variant, stage)]
     if not parts or not config.evaluation.eval_sets:
         return
-    study = Study(replace(study_of(config, parts), seeds=(seed,)))
+    study = Study(replace(make_run_study(config, parts), seeds=(seed,)))
     done = 0
 
     def on_played(count: int, line: str) -> None:
@@ -162,7 +162,7 @@ def evaluate_job(
     study.play(Store(_folder(config, variant, seed) / stage), on_played, player)
 
 
-def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result], list[str]]:
+def read_run_results(config: RunConfig, *, whole: bool = False) -> tuple[list[Result], list[str]]:
     """Return the results of all jobs so far, of the seeds that every strategy has, and notes on missing ones.
 
     Args:
@@ -172,9 +172,9 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
     Raises:
         ConfigError: there are no results, or an earlier version wrote them.
     """
-    study = study_of(config)
+    study = make_run_study(config)
     results_by_part = {}
-    for part in parts_of(config):
+    for part in list_evaluated_policies(config):
         results_by_seed = dict(_read_part(config, study, part, whole))
         if results_by_seed:
             results_by_part[part] = results_by_seed
@@ -185,7 +185,7 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
     # Without a common seed the seeds of the first strategy are taken, and the others are left out.
     shared = set.intersection(*map(set, results_by_part.values())) or set(next(iter(results_by_part.values())))
     complete = {part: by_seed for part, by_seed in results_by_part.items() if shared <= by_seed.keys()}
-    missing = [part.label(config) for part in parts_of(config) if part not in complete]
+    missing = [part.label(config) for part in list_evaluated_policies(config) if part not in complete]
     notes = []
     if missing or shared != set(config.seeds):
         seeds = ", ".join(map(str, sorted(shared)))
@@ -224,7 +224,7 @@ def _results_file(config: RunConfig, part: EvaluatedPolicy, seed: int) -> Path:
     return _folder(config, part.variant, seed) / part.stage / "results.jsonl"
 
 
-def server_folders(config: RunConfig) -> list[Path]:
+def list_server_folders(config: RunConfig) -> list[Path]:
     """Return the folders in which jobs and their evaluations store the counts of servers."""
     folders = []
     for variant, seed in product(config.variants, config.seeds):
@@ -233,7 +233,7 @@ def server_folders(config: RunConfig) -> list[Path]:
     return folders
 
 
-def variants_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
+def pair_variants(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
     """Return the strategy that stands for each variant, in order, with the same policy before RL.
 
     It is the trained policy at the first temperature, or the policy before RL where only that one was played.
@@ -250,7 +250,7 @@ def variants_of(config: RunConfig, played: Collection[str]) -> dict[str, str | N
     return before_by_strategy
 
 
-def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
+def sort_by_eval_set(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
     """Return the results by eval set, in the order of the config."""
     eval_sets = [(eval_set.family, eval_set.size) for eval_set in study.eval_sets]
     return sorted(results, key=lambda result: eval_sets.index(result.place.eval_set))

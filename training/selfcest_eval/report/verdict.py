@@ -12,13 +12,13 @@ from selfcest_eval.report import words
 from selfcest_eval.report.findings import (
     Findings,
     PairedComparison,
-    accuracy_by_shift,
     analyze,
     compare_best_baselines,
     mean_regret,
+    measure_accuracy_by_shift,
 )
-from selfcest_eval.report.learning import first_and_last, returns
-from selfcest_eval.report.reading import Reading
+from selfcest_eval.report.learning import average_ends, compute_return_curves
+from selfcest_eval.report.settings import AnalysisSettings
 from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.frontier import Verdict
 from selfcest_eval.stats.statistics import Estimate
@@ -48,21 +48,21 @@ _RUN_COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_
 # Terminal and table.md
 
 
-def warning_lines(findings: Findings, reading: Reading) -> list[str]:
+def describe_warnings(findings: Findings, settings: AnalysisSettings) -> list[str]:
     """Return what must be known before any gap is read."""
-    names = reading.labels
-    lines = [words.unplayed_line(item, names) for item in findings.unplayed]
-    lines += [words.weak_baseline_line(row, names) for row in findings.weak_baselines]
-    return lines + words.cheap_failure_lines(findings.cheap_failures, names)
+    names = settings.labels
+    lines = [words.describe_unplayed(item, names) for item in findings.unplayed]
+    lines += [words.describe_weak_baseline(row, names) for row in findings.weak_baselines]
+    return lines + words.describe_failing_cells(findings.cheap_failures, names)
 
 
-def study_verdict(comparisons: Sequence[PairedComparison], reading: Reading) -> str:
+def describe_study(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
     """Return five lines that count where the subject is ahead and behind, cost by cost, of all comparisons.
 
     The last line has the costs of the subject over those of the others, where both are as accurate.
     """
-    subjects = dict.fromkeys(reading.labels[item.subject] for item in comparisons)
-    strategies = dict.fromkeys(reading.labels[item.strategy] for item in comparisons)
+    subjects = dict.fromkeys(settings.labels[item.subject] for item in comparisons)
+    strategies = dict.fromkeys(settings.labels[item.strategy] for item in comparisons)
     cells = dict.fromkeys(item.curves.name for item in comparisons)
     lines = [
         f"{', '.join(subjects)} against {', '.join(strategies)}, at equal cost, on {len(cells)} cells: "
@@ -70,34 +70,34 @@ def study_verdict(comparisons: Sequence[PairedComparison], reading: Reading) -> 
     ]
     for heading, verdicts in _VERDICT_LINES.items():
         counts = []
-        for cost in reading.compared:
+        for cost in settings.compared:
             count = sum(item.over[cost].verdict in verdicts for item in comparisons)
             counts.append(f"{cost_name(cost)} {count}")
         lines.append(f"  {heading}: {', '.join(counts)}")
-    pairs = [item.at[-1] for item in comparisons if item.at[-1].equally_accurate(reading.min_difference)]
+    pairs = [item.at[-1] for item in comparisons if item.at[-1].equally_accurate(settings.min_difference)]
     ranges = []
-    for cost in reading.compared:
+    for cost in settings.compared:
         ratios = [pair.ratios[cost].mean for pair in pairs if cost in pair.ratios]
         if ratios:
-            low = words.ratio_words(min(ratios))
-            high = words.ratio_words(max(ratios))
+            low = words.format_ratio(min(ratios))
+            high = words.format_ratio(max(ratios))
             ranges.append(f"{cost_name(cost)} {low if low == high else f'{low} to {high}'}")
     costs = ", ".join(ranges) or "no cost can be compared"
     lines.append(f"  at equal accuracy, in {len(pairs)} at the largest budget: {costs}")
     return "\n".join(lines)
 
 
-def run_verdict(source: Source, findings: Findings, comparisons: Sequence[PairedComparison]) -> str:
+def describe_run(source: Source, findings: Findings, comparisons: Sequence[PairedComparison]) -> str:
     """Return a line or two on each family, the variants that can be compared, decisions, and what was not learned."""
     lines = []
     for family in dict.fromkeys(curves.family for curves in source.cells):
         accuracies = [accuracy for accuracy in findings.accuracies if accuracy.family == family]
         has_beyond = any(curves.shift == "out" for curves in source.cells if curves.family == family)
         if accuracies:
-            lines.append(words.family_accuracy_line(accuracies, has_beyond=has_beyond))
+            lines.append(words.describe_family_accuracies(accuracies, has_beyond=has_beyond))
     lines += _lines_at_equal_accuracy(source, comparisons)
     for decisions in findings.decisions:
-        lines += words.decision_lines(decisions)
+        lines += words.describe_decisions(decisions)
     unsolved = []
     for strategy in source.final:
         for row in (*findings.weak_baselines, *findings.unsolved_variants):
@@ -118,12 +118,12 @@ def _lines_at_equal_accuracy(source: Source, comparisons: Sequence[PairedCompari
             comparisons_by_pair.setdefault((item.subject, item.strategy), []).append(item)
     lines = []
     for (subject, strategy), items in comparisons_by_pair.items():
-        pairs = [item.at[-1] for item in items if item.at[-1].equally_accurate(source.reading.min_difference)]
+        pairs = [item.at[-1] for item in items if item.at[-1].equally_accurate(source.settings.min_difference)]
         costs = []
         for cost in _RUN_COSTS:
             ratios = [pair.ratios[cost].mean for pair in pairs if cost in pair.ratios]
             if ratios:
-                costs.append(f"{cost_name(cost)} {words.ratio_words(float(np.mean(ratios)))}")
+                costs.append(f"{cost_name(cost)} {words.format_ratio(float(np.mean(ratios)))}")
         where = f"on the {len(pairs)} of {len(items)} sizes on which both are as accurate"
         lines.append(f"{subject} over {strategy}, {where}: {', '.join(costs) or 'no cost can be compared'}")
     return lines
@@ -186,13 +186,13 @@ def report_on(source: Source) -> SourceReport:
 
 def _failures(source: Source, findings: Findings, names: Mapping[str, str]) -> list[str]:
     """Return warnings, policies that have not learned, and common pathologies."""
-    lines = [*source.warnings, *(words.weak_baseline_line(row, names) for row in findings.weak_baselines)]
-    lines += [words.unplayed_line(item, names) for item in findings.unplayed]
-    lines += [words.unsolved_line(row, names) for row in findings.unsolved_variants]
-    not_compared = {*source.before.values(), *source.reading.aside}
+    lines = [*source.warnings, *(words.describe_weak_baseline(row, names) for row in findings.weak_baselines)]
+    lines += [words.describe_unplayed(item, names) for item in findings.unplayed]
+    lines += [words.describe_unsolved(row, names) for row in findings.unsolved_variants]
+    not_compared = {*source.before.values(), *source.settings.aside}
     failing = dict.fromkeys(failure.strategy for failure in findings.cheap_failures)
-    lines += [words.cheap_failure_line(strategy, names) for strategy in failing if strategy not in not_compared]
-    return lines + [words.pathology_line(pathology, names) for pathology in findings.pathologies]
+    lines += [words.describe_cheap_failure(strategy, names) for strategy in failing if strategy not in not_compared]
+    return lines + [words.describe_pathology(pathology, names) for pathology in findings.pathologies]
 
 
 def _learned(source: Source, findings: Findings, names: Mapping[str, str]) -> str:
@@ -202,10 +202,12 @@ def _learned(source: Source, findings: Findings, names: Mapping[str, str]) -> st
             f"Nothing is trained in a study: {len(source.final)} strategies were played by {policies} "
             f"polic{'y' if policies == 1 else 'ies'} on {len(source.cells)} cells."
         )
-    lines = [words.learned_line(accuracy, names, source.reading.min_difference) for accuracy in findings.accuracies]
-    for series in returns(source.jobs):
-        first, last = first_and_last(series)
-        lines.append(f"the return of {series.variant} in training went from {first.mean:.2f} to {last.mean:.2f}")
+    lines = [
+        words.describe_learning(accuracy, names, source.settings.min_difference) for accuracy in findings.accuracies
+    ]
+    for curve in compute_return_curves(source.jobs):
+        first, last = average_ends(curve)
+        lines.append(f"the return of {curve.variant} in training went from {first.mean:.2f} to {last.mean:.2f}")
     return words.join_clauses(lines) or "Nothing has been evaluated yet."
 
 
@@ -214,14 +216,14 @@ def _wins(source: Source, findings: Findings, baselines: Sequence[PairedComparis
     for item in baselines:
         by_shift = []
         for strategy in (item.subject, item.strategy):
-            accuracies = words.shift_words(accuracy_by_shift(source.cells, item.curves.family, strategy))
+            accuracies = words.describe_shift(measure_accuracy_by_shift(source.cells, item.curves.family, strategy))
             if accuracies:
                 by_shift.append(f"{names[strategy]}: {accuracies}")
-        line = words.frontiers_line(item, names, source.reading.min_difference)
+        line = words.describe_frontiers(item, names, source.settings.min_difference)
         lines.append(f"{line} ({'; '.join(by_shift)})" if by_shift else line)
     # Budgets rise, so the last one of a family and a strategy is the largest.
     at_largest = {(item.now.family, item.now.triple.free): item for item in findings.decisions}
-    lines += [words.choice_line(item, names) for item in at_largest.values()]
+    lines += [words.describe_choice(item, names) for item in at_largest.values()]
     return words.join_clauses(lines) or "There is nothing to compare: no family was played by two policies."
 
 
@@ -239,7 +241,7 @@ def _certainty(source: Source, findings: Findings, baselines: Sequence[PairedCom
     if verdicts:
         undecided = sum(verdict in _UNDECIDED for verdict in verdicts)
         lines.append(f"{undecided} of {len(verdicts)} comparisons of families are undecided")
-    if seeds == 1 and source.reading.crossed:
+    if seeds == 1 and source.settings.crossed:
         lines.append("the weights are those of one seed, and another may say otherwise")
     return words.join_clauses(lines)
 
@@ -266,7 +268,7 @@ def _suggestions(
     unsolved = dict.fromkeys(names[row.strategy] for row in (*findings.weak_baselines, *findings.unsolved_variants))
     if unsolved:
         means = "more tokens in its warm start" if source.run else "a policy that was trained for it"
-        policies = words.and_list(list(unsolved))
+        policies = words.join_with_and(list(unsolved))
         yield f"before any gap is read, give {policies} {means}, until the smallest size is solved"
     pathologies = {pathology.name: pathology for pathology in findings.pathologies}
     owners = {name: names.get(pathology.owner, pathology.owner) for name, pathology in pathologies.items()}
@@ -290,7 +292,7 @@ def _suggestions(
         if name in pathologies:
             yield f"against {name} of {owners[name]}: {remedy}"
     seeds = len(source.cells[0].seeds) if source.cells else MIN_SEEDS
-    if seeds < MIN_SEEDS and source.reading.crossed:
+    if seeds < MIN_SEEDS and source.settings.crossed:
         yield f"more seeds, as seeds={list(range(MIN_SEEDS))}: {seeds} cannot tell the method from luck"
     if any(verdict in _UNDECIDED for verdict in _verdicts(baselines)):
         key = "evaluation.episodes" if source.run else "episodes"

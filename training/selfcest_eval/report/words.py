@@ -45,26 +45,26 @@ _AT_NO_COST = {
 # What a reader must know before any gap
 
 
-def unplayed_line(item: UnplayedCell, names: Mapping[str, str]) -> str:
+def describe_unplayed(item: UnplayedCell, names: Mapping[str, str]) -> str:
     return (
         f"no prompt of {names[item.strategy]} fits on {item.cell}, so it answered nothing; raise budgets, or "
         "limits.total_tokens and limits.context_tokens"
     )
 
 
-def unsolved_line(row: TableRow, names: Mapping[str, str]) -> str:
+def describe_unsolved(row: TableRow, names: Mapping[str, str]) -> str:
     return f"{names[row.strategy]} does not solve the smallest {row.curves.family} ({row.accuracy}, below {SOLVED})"
 
 
-def weak_baseline_line(row: TableRow, names: Mapping[str, str]) -> str:
-    return f"{unsolved_line(row, names)}: no fair baseline there, whatever the gap, and its low cost is no merit"
+def describe_weak_baseline(row: TableRow, names: Mapping[str, str]) -> str:
+    return f"{describe_unsolved(row, names)}: no fair baseline there, whatever the gap, and its low cost is no merit"
 
 
-def cheap_failure_line(strategy: str, names: Mapping[str, str]) -> str:
+def describe_cheap_failure(strategy: str, names: Mapping[str, str]) -> str:
     return f"{names[strategy]} is cheap because it fails"
 
 
-def cheap_failure_lines(failures: Sequence[CheapFailure], names: Mapping[str, str]) -> list[str]:
+def describe_failing_cells(failures: Sequence[CheapFailure], names: Mapping[str, str]) -> list[str]:
     """Return a line for each strategy, with the cells on which it fails."""
     cells_by_strategy: dict[str, list[str]] = {}
     for failure in failures:
@@ -73,12 +73,12 @@ def cheap_failure_lines(failures: Sequence[CheapFailure], names: Mapping[str, st
         cells_by_strategy.setdefault(failure.strategy, []).append(text)
     note = "(its costs over those of its perfect player, at the largest budget)"
     return [
-        f"{cheap_failure_line(strategy, names)} {note}: {'; '.join(texts)}"
+        f"{describe_cheap_failure(strategy, names)} {note}: {'; '.join(texts)}"
         for strategy, texts in cells_by_strategy.items()
     ]
 
 
-def pathology_line(pathology: CommonPathology, names: Mapping[str, str]) -> str:
+def describe_pathology(pathology: CommonPathology, names: Mapping[str, str]) -> str:
     owner = names.get(pathology.owner, pathology.owner)
     return f"{owner}: {pathology.name}, {pathology.count.found} of {pathology.count.possible}"
 
@@ -86,10 +86,10 @@ def pathology_line(pathology: CommonPathology, names: Mapping[str, str]) -> str:
 # What was learned, and what choices earn
 
 
-def learned_line(accuracy: VariantAccuracy, names: Mapping[str, str], least: float) -> str:
+def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], least: float) -> str:
     """Return what a variant has learned on a family; a change of its accuracy below `least` counts for nothing."""
     name = names[accuracy.strategy]
-    by_shift = shift_words(accuracy.by_shift)
+    by_shift = describe_shift(accuracy.by_shift)
     if accuracy.before is None or accuracy.change is None:
         verb = "solves" if accuracy.is_solved else "does not solve"
         right_on = by_shift or f"{accuracy.mean:.2f} of all sizes"
@@ -106,14 +106,14 @@ def learned_line(accuracy: VariantAccuracy, names: Mapping[str, str], least: flo
     return f"RL made {name} {'more' if sign > 0 else 'less'} accurate: {change}"
 
 
-def shift_words(accuracy: ShiftAccuracy) -> str:
+def describe_shift(accuracy: ShiftAccuracy) -> str:
     """Return both accuracies; empty where a family does not have both kinds of sizes."""
     if accuracy.trained is None or accuracy.beyond is None:
         return ""
     return f"{accuracy.trained:.2f} on trained sizes, {accuracy.beyond:.2f} beyond"
 
 
-def family_accuracy_line(accuracies: Sequence[VariantAccuracy], *, has_beyond: bool) -> str:
+def describe_family_accuracies(accuracies: Sequence[VariantAccuracy], *, has_beyond: bool) -> str:
     """Return the accuracies of all variants on one family, in and out of distribution where it has both."""
     texts = []
     for accuracy in accuracies:
@@ -123,7 +123,7 @@ def family_accuracy_line(accuracies: Sequence[VariantAccuracy], *, has_beyond: b
     return f"{accuracies[0].family}, accuracy{apart}: {'; '.join(texts)}"
 
 
-def choice_line(decisions: PolicyDecisions, names: Mapping[str, str]) -> str:
+def describe_choice(decisions: PolicyDecisions, names: Mapping[str, str]) -> str:
     """Return what a strategy earns by its own choices against the better forced choice."""
     now = decisions.now
     relation = {1: "more than", -1: "less than", 0: "not told apart from"}[sign_of(decisions.gap, 0.0)]
@@ -134,7 +134,7 @@ def choice_line(decisions: PolicyDecisions, names: Mapping[str, str]) -> str:
     )
 
 
-def decision_lines(decisions: PolicyDecisions) -> list[str]:
+def describe_decisions(decisions: PolicyDecisions) -> list[str]:
     """Return the shares delegated, the rewards and the regrets, each before RL where that is known, and now."""
     now = decisions.now
     stages = [now] if decisions.before is None else [decisions.before, now]
@@ -151,17 +151,17 @@ def decision_lines(decisions: PolicyDecisions) -> list[str]:
 # Comparisons
 
 
-def comparison_lines(comparison: PairedComparison, names: Mapping[str, str], least: float) -> list[str]:
+def describe_comparison(comparison: PairedComparison, names: Mapping[str, str], least: float) -> list[str]:
     """Return a line for each cost, for each budget, and for the costs at the largest budget."""
     first = names[comparison.subject]
     second = names[comparison.strategy]
     largest = comparison.at[-1]
-    lines = [frontier_line(frontiers, first, second) for frontiers in comparison.over.values()]
-    lines += [f"{at_most(pair.budget)}, {match_line(pair, first, second)}" for pair in comparison.at]
-    return [*lines, f"{at_most(largest.budget)}, {equal_accuracy_line(largest, first, second, least)}"]
+    lines = [describe_frontier(frontiers, first, second) for frontiers in comparison.over.values()]
+    lines += [f"{at_most(pair.budget)}, {describe_points(pair, first, second)}" for pair in comparison.at]
+    return [*lines, f"{at_most(largest.budget)}, {describe_cost_ratios(largest, first, second, least)}"]
 
 
-def frontier_line(comparison: FrontierComparison, first: str, second: str) -> str:
+def describe_frontier(comparison: FrontierComparison, first: str, second: str) -> str:
     """Return which of two frontiers is ahead over which range of one cost, and by how much."""
     name = cost_name(comparison.cost)
     average = f"on average {comparison.average.signed}"
@@ -187,7 +187,7 @@ def _ranges(ranges: Sequence[tuple[float, float]]) -> str:
     return " and ".join(f"at {low:.4g}" if low == high else f"from {low:.4g} to {high:.4g}" for low, high in ranges)
 
 
-def frontiers_line(comparison: PairedComparison, names: Mapping[str, str], least: float) -> str:
+def describe_frontiers(comparison: PairedComparison, names: Mapping[str, str], least: float) -> str:
     """Return which of two strategies is ahead at which costs, and what it spends where both are as accurate."""
     first = names[comparison.subject]
     second = names[comparison.strategy]
@@ -209,17 +209,17 @@ def frontiers_line(comparison: PairedComparison, names: Mapping[str, str], least
                 costs_by_ratio.setdefault(f"{ratio.mean:.2f}", []).append(cost)
         spent = [f"{ratio} times the {_cost_list(costs, pair.ratios)}" for ratio, costs in costs_by_ratio.items()]
         if spent:
-            text += f" (as accurate, for {and_list(spent)})"
+            text += f" (as accurate, for {join_with_and(spent)})"
     return f"on {comparison.curves.family}, {text}"
 
 
 def _cost_list(costs: Sequence[str], all_costs: Collection[str]) -> str:
     if len(costs) == len(all_costs) > 1:
         return "cost of every kind"
-    return and_list([cost_name(cost) for cost in costs])
+    return join_with_and([cost_name(cost) for cost in costs])
 
 
-def match_line(pair: PointComparison, first: str, second: str) -> str:
+def describe_points(pair: PointComparison, first: str, second: str) -> str:
     """Return how two strategies compare under one budget, in accuracy and in every cost that is compared."""
     ratios = list(pair.ratios.values())
     match pair.verdict:
@@ -237,19 +237,19 @@ def match_line(pair: PointComparison, first: str, second: str) -> str:
                 text += f"; {first} is dearer in every cost"
             elif ratios and all(ratio.high < 1 for ratio in ratios):
                 text += f"; {first} is cheaper in every cost"
-    costs = ", ".join(f"{cost_name(cost)} {ratio_words(ratio.mean)}" for cost, ratio in pair.ratios.items())
+    costs = ", ".join(f"{cost_name(cost)} {format_ratio(ratio.mean)}" for cost, ratio in pair.ratios.items())
     return f"{first} against {second}: {text} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
 
 
-def equal_accuracy_line(pair: PointComparison, first: str, second: str, least: float) -> str:
+def describe_cost_ratios(pair: PointComparison, first: str, second: str, least: float) -> str:
     """Return the costs of the first over the second if both are as accurate, or that they cannot be compared."""
     if not pair.equally_accurate(least):
-        return f"{first} against {second}: costs are {not_comparable_words(pair, least)}"
-    costs = ", ".join(f"{cost_name(cost)} {ratio_words(ratio)}" for cost, ratio in pair.ratios.items())
+        return f"{first} against {second}: costs are {explain_incomparable(pair, least)}"
+    costs = ", ".join(f"{cost_name(cost)} {format_ratio(ratio)}" for cost, ratio in pair.ratios.items())
     return f"{first} against {second}, equally accurate: {costs or 'no instance whose prompt fitted both'}"
 
 
-def ratio_words(ratio: Estimate | float) -> str:
+def format_ratio(ratio: Estimate | float) -> str:
     """Return a ratio of two costs, as `x1.50`; an infinite one says that the other strategy spends none."""
     mean = ratio.mean if isinstance(ratio, Estimate) else ratio
     if math.isinf(mean):
@@ -257,7 +257,7 @@ def ratio_words(ratio: Estimate | float) -> str:
     return f"x{ratio}" if isinstance(ratio, Estimate) else f"x{ratio:.2f}"
 
 
-def not_comparable_words(pair: PointComparison, least: float) -> str:
+def explain_incomparable(pair: PointComparison, least: float) -> str:
     """Return why costs at one budget are not comparable."""
     if pair.verdict is Verdict.TOO_FEW:
         return f"not comparable: fewer than {MIN_INSTANCES} instances"
@@ -271,7 +271,7 @@ def not_comparable_words(pair: PointComparison, least: float) -> str:
 # Grammar
 
 
-def and_list(words: Sequence[str]) -> str:
+def join_with_and(words: Sequence[str]) -> str:
     """Return `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 

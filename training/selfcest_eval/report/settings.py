@@ -18,7 +18,7 @@ from selfcest_eval.stats.table import Curves
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnalysisSettings:
     """The settings by which results are read.
 
     Attributes:
@@ -66,12 +66,14 @@ class Reading:
         )
 
 
-def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Sequence[str] = ()) -> Reading:
+def make_settings(
+    config: StudyConfig, *, crossed: bool | None = None, subjects: Sequence[str] = ()
+) -> AnalysisSettings:
     """Return the settings of a study. They follow from its config, so the policies need not exist any more.
 
     Args:
         config: of the study.
-        subjects: see `Reading`; by default the study's.
+        subjects: see `AnalysisSettings`; by default the study's.
         crossed: `Study.crossed`; `None`: as far as the config tells it.
     """
     strategies = {label: find_strategy(spec.name or label) for label, spec in config.strategies.items()}
@@ -83,7 +85,7 @@ def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Se
     if crossed is None:
         crossed = any(is_seeded(config.policy_of(label)) for label in strategies)
     triples = find_forced_triples(config)
-    return Reading(
+    return AnalysisSettings(
         subjects=subjects or (config.subject_strategy,),
         aside=[*(triple.always for triple in triples), *(triple.never for triple in triples)],
         labels={label: display_name(label, strategy) for label, strategy in strategies.items()},
@@ -122,7 +124,7 @@ def check_result_keys(config: StudyConfig, results: Sequence[Result], file: Path
                 )
 
 
-def headline(config: StudyConfig, cells: Sequence[Curves], reading: Reading) -> str:
+def headline(config: StudyConfig, cells: Sequence[Curves], settings: AnalysisSettings) -> str:
     """Return the first sentences of a report: what was played by which policies."""
     counts = sorted({len(curves.task_ids) for curves in cells})
     instances = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -133,7 +135,7 @@ def headline(config: StudyConfig, cells: Sequence[Curves], reading: Reading) -> 
     sentences.append("Costs are means per instance whose prompt fitted.")
     if config.price is not None:
         sentences.append(f"Money is {config.price}.")
-    oracles = [name for label, name in reading.labels.items() if name != label]
+    oracles = [name for label, name in settings.labels.items() if name != label]
     if oracles:
         sentences.append(f"{', '.join(oracles)}: no policy, since it uses what no player can know.")
     return " ".join([*sentences, describe_players(config)])
