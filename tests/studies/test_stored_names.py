@@ -239,7 +239,7 @@ def test_what_stages_remember() -> None:
     restored.load_state_dict(json.loads(json.dumps(state)))
     assert restored.state_dict() == state
     stages = Stages(sampler, sampler, sampler, sampler)  # type: ignore[arg-type]
-    assert list(stages.remembering()) == ["tasks", "gate", "rewards", "credit"]
+    assert list(stages.with_state()) == ["tasks", "gate", "rewards", "credit"]
 
 
 def test_settings_of_every_stored_run_of_the_benchmark() -> None:

@@ -208,7 +208,7 @@ class Trainer:
         waiting = self._rollouts.waiting()
         return {
             "next_step": self.next_step,
-            "stages": {name: dict(stage.state_dict()) for name, stage in self.stages.remembering().items()},
+            "stages": {name: dict(stage.state_dict()) for name, stage in self.stages.with_state().items()},
             "waiting": {str(step): batch.to_json() for step, batch in waiting.items()},
         }
 
@@ -218,7 +218,7 @@ class Trainer:
         Raises:
             TrainingError: other stages have a state than in the run that wrote the checkpoint.
         """
-        stages = self.stages.remembering()
+        stages = self.stages.with_state()
         if stages.keys() != state["stages"].keys():
             raise TrainingError(
                 f"the checkpoint holds the states of the stages {sorted(state['stages'])}; expected those of "

@@ -59,7 +59,8 @@ class Gated(WrapperScheme):
         # Turns of replays without an advantage do not train; only turns of the episodes themselves can be excluded.
         episode_ids = {episode.episode_id for episode in group.episodes}
         excluded = {key for key in gated if key.episode_id in episode_ids}
-        num_clones = sum(agent.role is Role.CLONE for episode in group.episodes for agent in episode.agents)
+        # Every agent but the root is a clone.
+        num_clones = sum(len(episode.agents) - 1 for episode in group.episodes)
         num_gated = len({(key.episode_id, key.agent_id) for key in excluded})
         diagnostics = {**credit.diagnostics, "gated_share": num_gated / num_clones if num_clones else 0.0}
         weight = {key: value for key, value in credit.weight.items() if key in advantage}

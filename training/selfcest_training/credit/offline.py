@@ -11,6 +11,7 @@ from pathlib import Path
 from selfcest_env.errors import ConfigError, RecordError, RewardError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
 from selfcest_env.replay import Replay, replayed_episode
+from selfcest_env.types import TurnKey
 from selfcest_training.credit import (
     Credit,
     CreditAssigner,
@@ -151,7 +152,9 @@ def format_credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit
     """
     for group, credit in zip(groups, credits, strict=True):
         # A dict, because it keeps the order of the turns and drops repetitions.
-        keys = dict.fromkeys(key for episode in group.episodes for key, _ in episode.turns())
+        keys: dict[TurnKey, None] = {}
+        for episode in group.episodes:
+            keys.update((key, None) for key, _ in episode.turns())
         keys.update(dict.fromkeys(credit.advantage))
         for key in keys:
             line: dict[str, object] = {"turn": str(key)}

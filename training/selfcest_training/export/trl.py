@@ -45,7 +45,7 @@ from selfcest_training.run.job import check_contexts
 from selfcest_training.run.metrics import describe
 from selfcest_training.stages.checks import check_menu
 from selfcest_training.stages.crediting import credit_step, records_of
-from selfcest_training.stages.registry import make_stages, task_menu
+from selfcest_training.stages.registry import make_stages, make_task_menu
 from selfcest_training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def open_trainer(config: RunConfig, variant: str, seed: int, model: Path | str) 
     check_contexts(config, variant, language, spec)
     stages = make_stages(rl, f"variants.{variant}.rl")
     families = make_families(config.tasks, "train")
-    menu = task_menu(config, variant, families)
+    menu = make_task_menu(config, variant, families)
     check_menu(stages.tasks, menu)
     weights = language.load(seed, Path(model))
     sampler = spec.start(language, weights)

@@ -47,8 +47,7 @@ def plan_lines(
     """
     yield f"{shape.name}: {shape.parameters:,} parameters, from {shape.source}"
     yield "device: " + ("unknown (--memory GIB)" if device is None else f"{device.size / GIB:.1f} GiB, {device.source}")
-    largest = {variant: max(process.size for process in listed) for variant, listed in processes.items()}
-    variant = max(largest, key=lambda name: largest[name])
+    variant = max(processes, key=lambda name: max(process.size for process in processes[name]))
     comparison = f", the largest of {len(processes)} variants" if len(processes) > 1 else ""
     yield f"\nMemory, GiB (variant {variant}{comparison})"
     for process in processes[variant]:

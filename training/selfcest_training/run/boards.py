@@ -1,5 +1,7 @@
-"""Where the numbers of a job go beside `metrics.jsonl`: TensorBoard, Weights & Biases, trackio. No checkpoint counts on
-any of them: after a resume they hold the steps since the checkpoint twice."""
+"""Sends the metrics of a job to TensorBoard, Weights & Biases and trackio, beside `metrics.jsonl`.
+
+No checkpoint depends on them. After a resume they hold the steps since the checkpoint twice.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from selfcest_training.files import write_text
 
 @dataclass(frozen=True)
 class BoardJob:
-    """Whose numbers they are.
+    """The job whose metrics a board receives.
 
     Attributes:
         run: name of the run.
-        name: of the job, as `VARIANT/seedN`.
-        folder: of the job.
-        config: of the run, as plain values.
+        name: name of the job, as `VARIANT/seedN`.
+        folder: the job's folder.
+        config: the run's config as plain values.
     """
 
     run: str
@@ -37,20 +39,21 @@ class BoardJob:
 
 
 class Board(Protocol):
-    """Takes the numbers of one job."""
+    """Receives the metrics of one job."""
 
     def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Rows come in order within a stage; every stage counts its steps from 0."""
+        """Write a row. Rows of a stage come in order, and every stage counts its steps from 0."""
         ...
 
     def close(self) -> None: ...
 
 
 class TensorBoard:
-    """Files in the job's folder `tensorboard`."""
+    """Writes files in the job's folder `tensorboard`."""
 
     def __init__(self, job: BoardJob) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a job writes
+        # Imported here, because it is slow to import.
+        from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(job.folder / "tensorboard"))
 
@@ -63,13 +66,13 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of W&B for every job, in one group for all of them; its own environment variables say where it goes.
+    """Writes a run of W&B for every job, in one group per run. The environment variables of W&B choose the server.
 
-    A job that is resumed goes on in its run of W&B, whose id is in the job's folder `wandb`; offline files are one run
-    once they are synced.
+    A resumed job continues its run of W&B, whose id is in the job's folder `wandb`. Offline files become one run when
+    they are synced.
 
     Raises:
-        ConfigError: W&B is asked to reach its server, and nobody is logged in.
+        ConfigError: W&B needs its server, and the user is not logged in.
         InfrastructureError: the server does not answer.
     """
 
@@ -80,7 +83,7 @@ class WeightsAndBiases:
                 project=os.environ.get("WANDB_PROJECT", "selfcest"),
                 group=job.run,
                 name=job.name,
-                id=_kept_id(job.folder / "wandb" / "id"),
+                id=_read_or_make_id(job.folder / "wandb" / "id"),
                 resume="allow",
                 dir=str(job.folder),
                 config=dict(job.config),
@@ -100,7 +103,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def _kept_id(path: Path) -> str:
+def _read_or_make_id(path: Path) -> str:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, uuid.uuid4().hex)
@@ -108,11 +111,13 @@ def _kept_id(path: Path) -> str:
 
 
 class Trackio:
-    """A run of trackio for every job, in a project for all of them; its own environment variables say where it lies."""
+    """Writes a run of trackio for every job, in one project per run. The environment variables of trackio choose the
+    folder."""
 
     def __init__(self, job: BoardJob) -> None:
         self._trackio = importlib.import_module("trackio")
-        with redirect_stdout(StringIO()):  # which the display of all jobs draws on
+        # Output of trackio would disturb the display of the jobs.
+        with redirect_stdout(StringIO()):
             self._run = self._trackio.init(
                 project=job.run, name=job.name, config=dict(job.config), resume="allow", embed=False, auto_log_gpu=False
             )
@@ -122,7 +127,8 @@ class Trackio:
 
     def close(self) -> None:
         with redirect_stdout(StringIO()):
-            self._trackio.finish()  # the run's own method would be called again when the process ends
+            # Not the method of the run, which trackio would call again when the process ends.
+            self._trackio.finish()
 
 
 BOARDS: Mapping[BoardName, Callable[[BoardJob], Board]] = {
@@ -133,7 +139,7 @@ BOARDS: Mapping[BoardName, Callable[[BoardJob], Board]] = {
 
 
 def check_boards(names: Sequence[BoardName]) -> None:
-    """Raise `ConfigError` for one whose package is not installed."""
+    """Raise `ConfigError` for a board whose package is not installed."""
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(f"logging names {name}, which is not installed: pip install {name}, or leave it out")

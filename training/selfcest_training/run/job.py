@@ -63,7 +63,7 @@ from selfcest_training.servers import store_counts
 from selfcest_training.stages.base import Stages
 from selfcest_training.stages.checks import check_menu, weights_at
 from selfcest_training.stages.probe import by_family, probe_requests
-from selfcest_training.stages.registry import make_reward_schedule, make_stages, task_menu
+from selfcest_training.stages.registry import make_reward_schedule, make_stages, make_task_menu
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Trainer, TrainStep
 
@@ -126,7 +126,7 @@ class Job:
         place = f"variants.{job_id.variant}.rl"
         self.stages = make_stages(self.variant.rl, place)
         check_stages(config, job_id.variant, self.stages)
-        check_menu(self.stages.tasks, task_menu(config, job_id.variant, self.families))
+        check_menu(self.stages.tasks, make_task_menu(config, job_id.variant, self.families))
         # A second instance: the run's own schedule may be called only once per step.
         schedule = make_reward_schedule(self.variant.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(weights_at(schedule, 0))
@@ -353,7 +353,7 @@ class Job:
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config = self.variant.rl
         learner = self._make_learner("rl", checkpoint)
-        menu = task_menu(self.config, self.id.variant, self.families)
+        menu = make_task_menu(self.config, self.id.variant, self.families)
         second_player = None
         if self.config.cluster is not None and self.config.cluster.overlap:
             second_player = self._make_player()
@@ -530,12 +530,12 @@ def check_stages(config: RunConfig, variant: str, stages: Stages) -> None:
     limits = config.limits_of(variant)
     if cluster is None or not rl.steps:
         return
-    contexts = stages.most_contexts(rl, limits)
+    contexts = stages.max_contexts(rl, limits)
     if contexts is not None:
         longest = _longest_context(limits) or config.micro_batch_tokens
         most = most_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
         check_ranks(cluster.learner_ranks, most, f"a mini-batch of variants.{variant}.rl, at its fullest,")
-    cluster.check_overlap(f"variants.{variant}.rl", rl.max_staleness, stages.remembering_keys())
+    cluster.check_overlap(f"variants.{variant}.rl", rl.max_staleness, stages.rollout_keys_with_state())
 
 
 def _longest_context(limits: Limits) -> int | None:

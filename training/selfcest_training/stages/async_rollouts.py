@@ -1,13 +1,13 @@
-"""Rollouts of coming steps while the learner works, with a bound on how old their weights may be.
+"""Plays the rollouts of later steps while the learner works, with a fixed staleness of their weights.
 
-With `max_staleness` 0 a step is rolled out with the weights that it then updates. With a lag of n, step s is rolled
-out with the weights of step s - n, neither older nor younger, in a thread of its own, while the learner is still at
-work on earlier ones; so a run with a lag repeats as one without does. The first n steps have the first weights. What is
-under way when a checkpoint is written is waited for and goes into it.
+With `max_staleness` 0 a step is played with the weights that it then updates. With a staleness of n, step s is played
+with the weights of exactly step s - n, in another thread, while the learner works on earlier steps. So such a run is
+repeatable too. The first n steps are played with the first weights. A checkpoint waits for running rollouts and
+contains them.
 
-With a second sampler steps take turns, and one begins as soon as its weights are there, while the one before it still
-decodes its last episodes. What is played with which weights stays the same. Only what stages have seen does not: a step
-is proposed before the one before it was observed, so no stage that says what is played may remember anything.
+With a second sampler, the steps alternate between two pipelines. A step begins as soon as its weights exist, while the
+step before it still decodes its last episodes. The weights of each step stay the same. But a step is proposed before
+the step before it was observed, so stages that influence rollouts must have no state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.rollout_batch import RolloutBatch
 
 
-def _thread() -> ThreadPoolExecutor:
+def _make_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="rollouts")
 
 
@@ -33,26 +33,28 @@ class RolloutPipeline:
     """Plays the rollouts of steps, one step after another.
 
     Attributes:
-        produce: plays a step with whatever weights the sampler has.
-        sampler: what `produce` plays with; with a lag one that has weights of its own.
-        version: of the weights that it was given.
+        produce: plays a step with the current weights of the sampler.
+        sampler: the sampler that `produce` uses. With staleness it must have its own weights.
+        version: version of the sampler's weights.
+        thread: the thread in which steps are played.
     """
 
     produce: Callable[[int], RolloutBatch]
     sampler: WeightSyncTarget
     version: int | None = None
-    thread: ThreadPoolExecutor = field(default_factory=_thread)
+    thread: ThreadPoolExecutor = field(default_factory=_make_thread)
 
 
 class AsyncRollouts:
-    """Produces steps in order, at most `max_staleness` ahead of the one that is taken.
+    """Produces steps in order, at most `max_staleness` steps ahead of the learner.
 
     Args:
-        produce, sampler: see `RolloutPipeline`.
-        learner: has the weights being trained. A copy is kept for each step that waits for those before it.
-        max_staleness: see above.
-        steps: none at or after this one is produced.
-        second: a second pipeline, which has every other step; only with a `max_staleness` above 0.
+        produce: plays a step, see `RolloutPipeline`.
+        sampler: the sampler of `produce`.
+        learner: holds the trained weights. Each step that waits for earlier ones keeps a copy of them.
+        max_staleness: see the module's docstring.
+        steps: number of steps. No later step is produced.
+        second: a second pipeline, which plays every other step. It needs a `max_staleness` above 0.
     """
 
     def __init__(
@@ -67,16 +69,22 @@ class AsyncRollouts:
     ) -> None:
         assert not (max_staleness and sampler.shared)
         assert max_staleness or second is None
-        self._pipelines = [RolloutPipeline(produce, sampler), *([] if second is None else [second])]
-        self._learner, self._max_staleness, self._steps = learner, max_staleness, steps
+        self._pipelines = [RolloutPipeline(produce, sampler)]
+        if second is not None:
+            self._pipelines.append(second)
+        self._learner = learner
+        self._max_staleness = max_staleness
+        self._steps = steps
+        # Steps that have begun and were not taken.
         self._begun: dict[int, Future[RolloutBatch]] = {}
 
     def take(self, step: int) -> RolloutBatch:
-        """The rollouts that `step` learns from; steps after it begin before this returns.
+        """Return the rollouts of a step, and begin the steps after it.
 
-        Call it in the order of the steps, between updates.
+        It must be called in the order of the steps, between updates.
         """
-        if len(self._pipelines) > 1:  # those after it need not wait for it
+        # With two pipelines the later steps do not wait for this one.
+        if len(self._pipelines) > 1:
             self._begin(range(step, step + self._max_staleness + 1), step)
         if step in self._begun:
             batch = self._begun.pop(step).result()
@@ -89,20 +97,23 @@ class AsyncRollouts:
         return batch
 
     def _begin(self, steps: range, policy_version: int) -> None:
-        """Have those of them that have not begun produced with the weights as they are now."""
+        """Begin the steps that have not begun, with the current weights of the learner."""
         missing = [step for step in steps if step < self._steps and step not in self._begun]
-        weights = [(name, tensor.clone()) for name, tensor in self._learner.weights()] if missing else []
-        _settle(weights)  # before this thread's learner or the other's engine goes on
+        if not missing:
+            return
+        weights = [(name, tensor.clone()) for name, tensor in self._learner.weights()]
+        # The copies must be complete before the learner changes its weights, or an engine of another thread reads them.
+        _synchronize(weights)
         for step in missing:
             pipeline = self._pipelines[step % len(self._pipelines)]
             self._begun[step] = pipeline.thread.submit(self._start, pipeline, step, list(weights), policy_version)
 
     def waiting(self) -> dict[int, RolloutBatch]:
-        """Steps that were begun and not taken, once they are produced; after `close` without those it cancelled."""
+        """Wait for the steps that have begun and return them. Steps that `close` cancelled are left out."""
         return {step: future.result() for step, future in self._begun.items() if not future.cancelled()}
 
     def put(self, step: int, batch: RolloutBatch) -> None:
-        """What was waiting when a checkpoint was written waits again; before the first `take`."""
+        """Restore a step that was waiting when a checkpoint was written. Called before the first `take`."""
         self._begun[step] = Future()
         self._begun[step].set_result(batch)
 
@@ -111,19 +122,21 @@ class AsyncRollouts:
     ) -> RolloutBatch:
         if pipeline.version != policy_version:
             pipeline.sampler.push(weights, policy_version)
-            _settle(weights)
+            _synchronize(weights)
             pipeline.version = policy_version
-        weights.clear()  # the engine has its own by now
+        # The engine has copied the weights, so this copy can be freed.
+        weights.clear()
         return pipeline.produce(step)
 
     def close(self) -> None:
-        """Wait for what is under way, and begin nothing more."""
+        """Cancel steps that have not started, and wait for running ones."""
+        # All pipelines are stopped before the first one is waited for.
         for wait in (False, True):
             for pipeline in self._pipelines:
                 pipeline.thread.shutdown(wait=wait, cancel_futures=True)
 
 
-def _settle(weights: list[tuple[str, Tensor]]) -> None:
-    """Wait for what a GPU still does with them: threads may use streams of their own."""
+def _synchronize(weights: list[tuple[str, Tensor]]) -> None:
+    """Wait for the GPU's pending operations on weights, as every thread may use its own stream."""
     if weights and weights[0][1].is_cuda:
         torch.cuda.synchronize()

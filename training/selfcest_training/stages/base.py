@@ -1,9 +1,9 @@
-"""The stages of a step of training that can be exchanged: which tasks, which groups, which weights of the reward.
+"""The interfaces of a step's plug-ins: task samplers, group filters and reward schedules.
 
-A stage is an ordinary class; its options are its constructor's arguments. It is told what came of earlier steps
-(`observe`), in the order of the steps, and never sees the policy, the learner or the clock; what it draws it draws from
-the generator that it is given. One that remembers something has `state_dict` and `load_state_dict` as well, whose
-values go into every checkpoint: dicts with string keys, lists, texts, numbers, booleans, None and tensors.
+A stage is an ordinary class whose options are its constructor's arguments. `observe` gives it the results of earlier
+steps, in the order of the steps. It has no access to the policy, the learner or the clock, and draws random numbers
+only from the generator that it is given. A stage with a state has `state_dict` and `load_state_dict`, whose values go
+into every checkpoint: dicts with string keys, lists, texts, numbers, booleans, None and tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from selfcest_training.credit.wrapping import WrapperScheme
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A task, how many rollouts of it make a group, and under which limits; `None`: the run's."""
+    """A task, the number of its rollouts, and their limits; `None` for the limits of the variant."""
 
     task: Task
     num_rollouts: int
@@ -34,15 +34,15 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class TaskMenu:
-    """What a `TaskSampler` chooses from.
+    """The task families and options from which a `TaskSampler` plans.
 
     Attributes:
-        sources: task families by name, their training part alone.
-        weights: of the families, as configured.
-        group_size: rollouts of a task, as configured.
-        limits: those that a plan without limits of its own is played under.
-        remake: a family's training part with some of its options changed, by name and changes; `None`: the families
-            are as they are. Raises `ConfigError` that names the option.
+        sources: the training part of each task family, by name.
+        weights: weights of the families in the config.
+        group_size: number of rollouts per task in the config.
+        limits: limits of plans without their own.
+        remake: makes the training part of a family, by name, with changed options. It raises `ConfigError` for a wrong
+            option. `None` if the families cannot be changed.
     """
 
     sources: Mapping[str, TaskSource]
@@ -53,46 +53,46 @@ class TaskMenu:
 
 
 class TaskSampler(Protocol):
-    """Which tasks are rolled out, and how often each."""
+    """Proposes the tasks of a step, and the number of rollouts of each."""
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        """Tasks of a step, or of another round of it when a group filter asks for more.
+        """Propose tasks for a step, or for a further round of it if a group filter requests more.
 
         Args:
-            step: from 0.
-            num_tasks: what the step wants; another number is allowed, none is not.
-            menu: what there is.
-            rng: the step's own stream; a later round goes on where the one before it stopped.
+            step: number of the step, from 0.
+            num_tasks: requested number of tasks. Any number above 0 may be returned.
+            menu: the task families.
+            rng: generator of the step. Further rounds continue with the same generator.
         """
         ...
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """The scored groups of a round that it proposed, whatever a group filter makes of them.
+        """Receive the scored groups of a round that this sampler proposed, also those that a filter drops.
 
-        Not those that a filter had rolled out again (`FilterResult.again`): which tasks these are of was decided by
-        their outcomes, so a success rate over both is that of neither.
+        The groups of `FilterResult.again` are not among them. Outcomes decided about their tasks, so they would bias
+        success rates.
         """
         ...
 
 
 @runtime_checkable
 class MenuBound(Protocol):
-    """A task sampler whose options go with what it chooses from."""
+    """A task sampler whose options depend on the menu."""
 
     def check_menu(self, menu: TaskMenu) -> None:
-        """Raise `ConfigError` for a menu that it cannot plan from; before any work."""
+        """Raise `ConfigError` for a menu from which it cannot plan. Called before any work."""
         ...
 
 
 @dataclass(frozen=True)
 class FilterResult:
-    """What a group filter says of the groups of a step.
+    """The decision of a group filter about the groups of a step.
 
     Attributes:
-        kept: the groups to learn from, in their order; each is one of those that it was given, or made of episodes of
-            them: of several groups of one task, or of a group in part. No episode is in two.
-        more: tasks to roll out anew before it is asked again with all groups.
-        again: what to roll out besides, as further rollouts of tasks that it has seen. Without either the step goes on.
+        kept: the groups to train on, in order. Each one is a given group, a part of it, or a union of given groups of
+            one task. No episode may be in two groups.
+        more: number of new tasks to roll out before the filter is called again with all groups.
+        again: further rollouts of known tasks before the filter is called again. If both are empty the step continues.
     """
 
     kept: tuple[EpisodeGroup, ...]
@@ -101,66 +101,76 @@ class FilterResult:
 
 
 class GroupFilter(Protocol):
-    """Which groups are learned from. What it drops has been paid for, and is counted."""
+    """Selects the groups to train on. The tokens of dropped groups still count as compute."""
 
     def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
-        """Judge all groups of a step so far, `rounds` rounds of them; the step was planned with `wanted` groups."""
+        """Filter the groups of a step.
+
+        Args:
+            step: number of the step.
+            groups: all groups of the step so far.
+            wanted: planned number of groups.
+            rounds: number of rounds so far.
+        """
         ...
 
 
 class RewardSchedule(Protocol):
-    """The weights of the reward's terms at a step."""
+    """Chooses the weights of the reward's terms for each step."""
 
     def weights(self, step: int) -> Mapping[str, float]:
-        """By term; a term that is not named has weight 1. Asked once per step, after earlier steps were observed."""
+        """Return weights by term; others have weight 1. Called once per step, after earlier steps were observed."""
         ...
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """The scored groups of a round, whatever a group filter makes of them, and those that it had rolled out again.
+        """Receive all scored groups of a round, also those that a filter drops and those of `FilterResult.again`.
 
-        What was played is what was paid for; where a filter has tasks rolled out again by their outcomes, means over
-        episodes lean to such tasks.
+        If a filter rolls out tasks again by their outcomes, means over episodes are biased towards those tasks.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What can be exchanged in a step of training."""
+    """The plug-ins of a training step."""
 
     tasks: TaskSampler
     group_filter: GroupFilter
     rewards: RewardSchedule
     credit: CreditAssigner
 
-    def remembering(self) -> dict[str, HasState]:
-        """Those that have a state."""
-        # The names stand in checkpoints.
+    def with_state(self) -> dict[str, HasState]:
+        """The stages that have a state, by their names in checkpoints."""
         stages = {"tasks": self.tasks, "gate": self.group_filter, "rewards": self.rewards, "credit": self.credit}
-        remembering = {name: stage for name, stage in stages.items() if isinstance(stage, HasState)}
+        stages_with_state = {name: stage for name, stage in stages.items() if isinstance(stage, HasState)}
+        # Every scheme has the method, but in the base class it is empty.
         if not overrides(self.credit, "state_dict"):
-            del remembering["credit"]  # every scheme has the method; of most it is the empty one of the base class
-        return remembering
+            del stages_with_state["credit"]
+        return stages_with_state
 
-    def remembering_keys(self) -> list[str]:
-        """Config keys of those stages with a state that decide what is played."""
+    def rollout_keys_with_state(self) -> list[str]:
+        """Config keys of the stages that have a state and influence rollouts."""
         keys = {"tasks": "task_sampler", "gate": "group_filter", "rewards": "reward_schedule"}
-        return [keys[name] for name in sorted(self.remembering().keys() & keys.keys())]
+        return [keys[name] for name in sorted(self.with_state().keys() & keys.keys())]
 
-    def most_contexts(self, config: RLConfig, limits: Limits) -> int | None:
-        """Contexts of a mini-batch at its fullest; `None` where that shows only when a step has been played.
+    def max_contexts(self, config: RLConfig, limits: Limits) -> int | None:
+        """The largest number of contexts in a mini-batch; `None` if it is only known after the rollouts.
 
-        That is where stages decide how many episodes a step has, or credit has replays to train on.
+        It is not known before if stages decide about the number of episodes, or if replays are trained.
         """
         credit = self.credit
         while isinstance(credit, WrapperScheme):
             credit = credit.inner
-        agents = 1 if not limits.delegation else None if limits.max_clones is None else 1 + limits.max_clones
-        fixed = isinstance(self.tasks, FixedSize) and isinstance(self.group_filter, FixedSize)
-        if not fixed or overrides(credit, "replays") or agents is None:
+        has_fixed_size = isinstance(self.tasks, FixedSize) and isinstance(self.group_filter, FixedSize)
+        if not has_fixed_size or overrides(credit, "replays"):
             return None
-        return config.tasks_per_step // config.minibatches * config.group_size * agents
+        num_agents = 1
+        if limits.delegation:
+            if limits.max_clones is None:
+                return None
+            num_agents += limits.max_clones
+        return config.tasks_per_step // config.minibatches * config.group_size * num_agents
 
 
 class FixedSize:
-    """Mixin of a task sampler or group filter with which no step has more episodes than the config says."""
+    """Mixin for a task sampler or group filter that never gives a step more episodes than the config."""

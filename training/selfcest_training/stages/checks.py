@@ -1,4 +1,4 @@
-"""The one place where a stage is called: what it returns is checked before anybody uses it, and it fails by name."""
+"""Calls the methods of stages and checks the results. Nothing else calls a stage; errors name it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from selfcest_training.stages.base import (
     TaskSampler,
 )
 
-MAX_ROUNDS = 1000  # a group filter that has not had enough by then never will
+# Number of rounds after which a group filter counts as one that never ends.
+MAX_ROUNDS = 1000
 
 
 def check_menu(sampler: TaskSampler, menu: TaskMenu) -> None:
-    """Raise `ConfigError` if the sampler knows by its options that it cannot plan from this."""
+    """Raise `ConfigError` if the sampler's options do not fit the menu."""
     if isinstance(sampler, MenuBound):
         sampler.check_menu(menu)
 
@@ -32,11 +33,12 @@ def check_menu(sampler: TaskSampler, menu: TaskMenu) -> None:
 def propose(
     sampler: TaskSampler, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator
 ) -> list[PlannedGroup]:
-    """Raises `TrainingError` unless these are tasks to roll out, at least one."""
+    """Propose tasks. Raises `TrainingError` unless the sampler proposes at least one valid plan."""
     who = f"task sampler {type(sampler).__name__}, step {step}"
     planned = call_plugin(who, lambda: list(sampler.propose(step, num_tasks, menu, rng)), TrainingError)
-    given: list[object] = [*planned]
-    if not given or not all(isinstance(plan, PlannedGroup) and _playable(plan) for plan in given):
+    # A plug-in may return values of any type.
+    plans: list[object] = [*planned]
+    if not plans or not all(isinstance(plan, PlannedGroup) and _is_playable(plan) for plan in plans):
         raise TrainingError(
             f"{who}: proposed {planned!r}; expected at least one PlannedGroup with num_rollouts >= 1, its limits a "
             "Limits or None"
@@ -44,13 +46,13 @@ def propose(
     return planned
 
 
-def _playable(plan: PlannedGroup) -> bool:
+def _is_playable(plan: PlannedGroup) -> bool:
     limits: object = plan.limits
     return plan.num_rollouts >= 1 and (limits is None or isinstance(limits, Limits))
 
 
 def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
-    """Raises `TrainingError` unless it is a mapping; names and numbers are the reward's to check."""
+    """Get the weights of a step. Raises `TrainingError` unless they are a mapping. The reward checks their values."""
     who = f"reward schedule {type(schedule).__name__}, step {step}"
     weights: object = call_plugin(who, lambda: schedule.weights(step), TrainingError)
     if not isinstance(weights, Mapping):
@@ -59,30 +61,33 @@ def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
 
 
 def observe(stage: TaskSampler | RewardSchedule, step: int, groups: Sequence[EpisodeGroup]) -> None:
-    """Raises `TrainingError` with the cause."""
+    """Give a stage the results of a round. Raises `TrainingError` if the stage fails."""
     call_plugin(f"{type(stage).__name__}.observe, step {step}", lambda: stage.observe(step, groups), TrainingError)
 
 
 def filter_groups(
     group_filter: GroupFilter, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int
 ) -> FilterResult:
-    """Raises `TrainingError` unless it is a `FilterResult` of what it was given, or if it never has enough."""
+    """Filter groups. Raises `TrainingError` for an invalid result, or for a filter that never ends."""
     who = f"group filter {type(group_filter).__name__}, step {step}"
     result: object = call_plugin(who, lambda: group_filter.filter(step, groups, wanted, rounds), TrainingError)
     if not isinstance(result, FilterResult) or result.more < 0:
         raise TrainingError(f"{who}: returned {result!r}; expected a FilterResult with more >= 0")
     again: tuple[object, ...] = result.again
-    if not all(isinstance(plan, PlannedGroup) and _playable(plan) for plan in again):
+    if not all(isinstance(plan, PlannedGroup) and _is_playable(plan) for plan in again):
         raise TrainingError(f"{who}: again is {again!r}; expected PlannedGroups with num_rollouts >= 1")
     if (result.more or result.again) and rounds >= MAX_ROUNDS:
         raise TrainingError(f"{who}: asks for more after {rounds} rounds; bound the rounds of the group filter")
-    given = {id(episode) for group in groups for episode in group.episodes}
+    # Compared by identity: a filter may not change an episode.
+    available: set[int] = set()
+    for group in groups:
+        available.update(map(id, group.episodes))
     for group in result.kept:
         for episode in group.episodes:
-            if id(episode) not in given:
+            if id(episode) not in available:
                 raise TrainingError(
-                    f"{who}: kept episode {episode.episode_id}, which it was not given, or kept twice; it may choose, "
-                    "join groups of one task, and nothing else"
+                    f"{who}: kept episode {episode.episode_id}, which it was not given, or kept twice; expected given "
+                    "episodes, each at most once"
                 )
-            given.remove(id(episode))
+            available.remove(id(episode))
     return result

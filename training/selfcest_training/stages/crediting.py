@@ -60,7 +60,7 @@ class StepCredit:
 def counterfactuals(
     assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays
 ) -> tuple[GroupReplays, ...]:
-    """Play the replays that the scheme asks for: one rollout for all groups, and a second one if it asks for more.
+    """Play the replays that the scheme requests, in one rollout for all groups, and a second one for more replays.
 
     The weights that played the episodes must play the replays.
 
@@ -89,7 +89,10 @@ def _play(
 ) -> list[GroupReplays]:
     all_requests = list(chain.from_iterable(requests))
     played = play(episodes, all_requests) if all_requests else {}
-    return [{replay: played[replay] for replay in group_requests} for group_requests in requests]
+    replays_by_group: list[GroupReplays] = []
+    for group_requests in requests:
+        replays_by_group.append({replay: played[replay] for replay in group_requests})
+    return replays_by_group
 
 
 def credit_step(
@@ -104,7 +107,7 @@ def credit_step(
         assigner: the credit scheme.
         groups: the groups to train on.
         replayed: the replays of each group, from `counterfactuals`.
-        internals: hidden states or entropies of the policy, for a scheme that looks inside it.
+        internals: hidden states or entropies of the policy, for a scheme that needs them.
 
     Raises:
         CreditError: the credit is wrong. The message names the scheme, the turn and the rule.

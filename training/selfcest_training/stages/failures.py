@@ -1,7 +1,7 @@
-"""Replays of a step under infrastructure failures: a group that cannot be replayed is dropped whole, and counted.
+"""Plays the replays of a step under infrastructure failures: a group with a failed replay is dropped and counted.
 
-No group is learned from in part: what fails is rarely random (long episodes make more requests), and a group baseline
-over the episodes that survived would take that for credit.
+Groups are never trained in part. Failures are not random, as long episodes make more requests, and a group baseline
+over the remaining episodes would be biased.
 """
 
 from __future__ import annotations
@@ -21,26 +21,34 @@ from selfcest_training.stages.crediting import GroupReplays, PlayReplays, counte
 def replay_groups(
     assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays, max_retries: int
 ) -> tuple[list[EpisodeGroup], tuple[GroupReplays, ...], FailureStats]:
-    """The groups whose `counterfactuals` could all be played, these, and what the others cost.
+    """Play the `counterfactuals` of groups with retries.
 
-    A group's own episodes are not played again: by their seeds they would be the same.
+    The episodes of a group are not played again after a failure, as their seeds would give the same episodes.
+
+    Returns:
+        The groups whose replays could all be played, their replays, and statistics of the failures.
     """
     retries = Retries[Replay, PlayedReplay](max_retries)
 
-    def one_try(episodes: Sequence[EpisodeRecord], missing: list[Replay]) -> Attempt[Replay, PlayedReplay]:
+    def attempt(episodes: Sequence[EpisodeRecord], missing: list[Replay]) -> Attempt[Replay, PlayedReplay]:
         return Attempt(*collect_failures(partial(play, episodes, missing)))
 
     def play_missing(episodes: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
-        return retries.play(list(dict.fromkeys(replays)), partial(one_try, episodes))
+        return retries.play(list(dict.fromkeys(replays)), partial(attempt, episodes))
 
-    replayed, kept, dropped = drop_failed(
+    replayed, replayed_groups, dropped = drop_failed(
         groups,
-        lambda left: counterfactuals(assigner, left, play_missing),
+        lambda remaining: counterfactuals(assigner, remaining, play_missing),
         lambda group, replay: root_episode(replay) in {episode.episode_id for episode in group.episodes},
     )
-    episodes = [episode for group, _ in dropped for episode in group.episodes]
-    names = {episode.episode_id for episode in episodes}
-    tokens = sum(episode.cost.generated_tokens for episode in episodes)
-    replays = [played for replay, played in retries.results.items() if root_episode(replay.episode_id) in names]
-    tokens += sum(played.generated_tokens for played in replays)
-    return kept, replayed, retries.stats + FailureStats(len(dropped), tokens=tokens)
+    # The tokens of dropped episodes and of their replays still count as compute.
+    tokens = 0
+    dropped_ids: set[str] = set()
+    for group, _ in dropped:
+        for episode in group.episodes:
+            dropped_ids.add(episode.episode_id)
+            tokens += episode.cost.generated_tokens
+    for replay, played in retries.results.items():
+        if root_episode(replay.episode_id) in dropped_ids:
+            tokens += played.generated_tokens
+    return replayed_groups, replayed, retries.stats + FailureStats(len(dropped), tokens=tokens)

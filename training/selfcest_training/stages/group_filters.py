@@ -1,4 +1,4 @@
-"""Group filters: `all` learns from every group, `varied` drops groups without variance and refills the step."""
+"""Group filters: `all` trains on every group, `varied` drops groups without variance and refills the step."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class KeepAll(FixedSize):
 
 @dataclass(frozen=True)
 class KeepVaried(FixedSize, Checked):
-    """Dynamic sampling: a group whose returns are all equal teaches a group baseline nothing.
+    """Dynamic sampling: drop groups with equal returns, which have no gradient, and sample more tasks instead.
 
-    Source: DAPO (arXiv 2503.14476), section 3.2, which keeps prompts whose accuracy is neither 0 nor 1 and samples
-    until the batch is full. Here the returns decide, of which accuracy is one term; and rounds are bounded, because a
-    policy that has learned its tasks would sample without end. A step that stays short keeps the denominators of a full
-    one.
+    Source: DAPO (arXiv 2503.14476), section 3.2, which keeps prompts with an accuracy between 0 and 1 and samples until
+    the batch is full. Here returns decide, and accuracy is one of their terms. The number of rounds is bounded, as a
+    policy that has learned its tasks would sample without end. An incomplete step keeps the denominators of a full one.
 
     Attributes:
-        tolerance: returns that are no further apart than this are equal.
-        max_rounds: of rollouts in a step, the first included.
+        tolerance: largest difference of returns that count as equal.
+        max_rounds: largest number of rounds per step, the first one included.
     """
 
     tolerance: NotNegative = 0.0
     max_rounds: Annotated[Count, "1: no refill"] = 4
 
     def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
-        kept = [group for group in groups if self._varied(group)][:wanted]
-        return FilterResult(tuple(kept), wanted - len(kept) if rounds < self.max_rounds else 0)
+        varied = [group for group in groups if self._has_variance(group)][:wanted]
+        num_missing = wanted - len(varied) if rounds < self.max_rounds else 0
+        return FilterResult(tuple(varied), num_missing)
 
-    def _varied(self, group: EpisodeGroup) -> bool:
+    def _has_variance(self, group: EpisodeGroup) -> bool:
         returns = [episode.team_return for episode in group.episodes]
         return max(returns) - min(returns) > self.tolerance

@@ -1,7 +1,7 @@
-"""Stages by name: built in, installed by another package, or `package.module:Class`.
+"""Finds stages by name: built-in ones, those of installed packages, or `package.module:Class`.
 
-A package installs one by an entry point in the group `selfcest.task_sampler`, `selfcest.group_filter` or
-`selfcest.reward_schedule`; nothing of it is imported before a config names it.
+A package registers a stage through an entry point in the group `selfcest.task_sampler`, `selfcest.group_filter` or
+`selfcest.reward_schedule`. The stage is imported only when a config names it.
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ REWARD_SCHEDULES = Registry(
 
 
 def make_task_sampler(plug_in: PlugIn, where: str) -> TaskSampler:
-    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    """Make a task sampler. Raises `ConfigError` or `PlugInError` that names the config key `where`."""
     return _make(plug_in, TASK_SAMPLERS, where)
 
 
 def make_group_filter(plug_in: PlugIn, where: str) -> GroupFilter:
-    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    """Make a group filter. Raises `ConfigError` or `PlugInError` that names the config key `where`."""
     return _make(plug_in, GROUP_FILTERS, where)
 
 
 def make_reward_schedule(plug_in: PlugIn, where: str) -> RewardSchedule:
-    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    """Make a reward schedule. Raises `ConfigError` or `PlugInError` that names the config key `where`."""
     return _make(plug_in, REWARD_SCHEDULES, where)
 
 
 def _make(plug_in: PlugIn, registry: Registry[T], where: str) -> T:
     cls = registry.load(plug_in.name)
-    _check_memory(cls, f"{registry.what} '{plug_in.name}'")
+    _check_state_methods(cls, f"{registry.what} '{plug_in.name}'")
     return build(cls, plug_in.options, where=f"{where}.options")
 
 
-def _check_memory(cls: type, who: str) -> None:
-    """Raise `PlugInError` for a class with one of the two methods: what it remembers would be lost without a word.
+def _check_state_methods(cls: type, who: str) -> None:
+    """Raise `PlugInError` for a class with only one of the two methods of a state, which a checkpoint would lose.
 
-    Likewise for a frozen dataclass with both, which could only change by getting round its freeze.
+    A frozen dataclass with both is refused too, because options and state must be two objects.
     """
     methods = ("state_dict", "load_state_dict")
-    memory = [name for name in methods if callable(getattr(cls, name, None))]
-    if len(memory) == 1:
-        (missing,) = set(methods) - set(memory)
-        raise PlugInError(f"{who}: {cls.__name__} has {memory[0]} and lacks {missing}; declare both of them or none")
-    check_state_apart(cls, who, bool(memory))
+    present = [name for name in methods if callable(getattr(cls, name, None))]
+    if len(present) == 1:
+        (missing,) = set(methods) - set(present)
+        raise PlugInError(f"{who}: {cls.__name__} has {present[0]} and lacks {missing}; declare both of them or none")
+    check_state_apart(cls, who, bool(present))
 
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
-    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    """Make the stages of a config. Raises `ConfigError` or `PlugInError` that names the config key below `place`."""
     credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
     if config.denominator is Denominator.CONSTANT:
         try:
@@ -100,8 +100,8 @@ def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     )
 
 
-def task_menu(config: RunConfig, variant: str, families: Mapping[str, TaskSource]) -> TaskMenu:
-    """What a variant's task sampler chooses from; `families` are the training parts of the config's tasks."""
+def make_task_menu(config: RunConfig, variant: str, families: Mapping[str, TaskSource]) -> TaskMenu:
+    """Make the menu of a variant's task sampler. `families` are the training parts of the config's tasks."""
     return TaskMenu(
         families,
         config.variants[variant].rl.tasks,

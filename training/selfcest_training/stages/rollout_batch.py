@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from selfcest_agents.player import Player
@@ -59,7 +60,7 @@ def play_groups(
         num_episodes += plan.num_rollouts
 
     def play_missing(missing: list[int]) -> Attempt[int, EpisodeGroup]:
-        missing_requests = [request for number in missing for request in requests[number]]
+        missing_requests = list(chain.from_iterable(requests[number] for number in missing))
         records, failures = collect_failures(partial(player.play, missing_requests, temperature, weights))
         record_by_id = {record.episode_id: record for record in records}
         groups = {}
@@ -122,17 +123,17 @@ class RolloutBatch:
 
     def staleness(self, step: int) -> int:
         """Return how many steps the oldest weights of a turn are behind the weights that step `step` begins with."""
-        staleness = [
-            step - turn.generation.policy_version
-            for group in self.groups
-            for episode in group.episodes
-            for _, turn in episode.turns()
-        ]
+        staleness: list[int] = []
+        for group in self.groups:
+            for episode in group.episodes:
+                staleness += [step - turn.generation.policy_version for _, turn in episode.turns()]
         return max(staleness, default=0)
 
     def diagnostics(self) -> dict[str, float]:
         """Return metrics of the group filter and of infrastructure failures."""
-        train_ids = {episode.episode_id for group in self.train_groups for episode in group.episodes}
+        train_ids: set[str] = set()
+        for group in self.train_groups:
+            train_ids.update(episode.episode_id for episode in group.episodes)
         dropped_groups = 0
         dropped_tokens = 0
         for group in self.groups:

@@ -1,4 +1,4 @@
-"""Reward schedules: `constant` leaves the terms as the reward weighs them, `linear` moves weights over the steps."""
+"""Reward schedules: `constant` has the same weights in every step, `linear` changes them over the steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Annotated
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, Count, Finite
 
-Weights = Mapping[str, Annotated[float, Finite()]]  # by term
+# Weights by reward term.
+Weights = Mapping[str, Annotated[float, Finite()]]
 
 
 @dataclass(frozen=True)
 class Constant(Checked):
-    """The default schedule. `terms` are weights by term, on top of the reward's own prices; others stay at 1."""
+    """The default schedule. `terms` are factors of the reward's terms; all other terms have the factor 1."""
 
     terms: Weights = field(default_factory=dict)
 
@@ -27,11 +28,12 @@ class Constant(Checked):
 
 @dataclass(frozen=True)
 class Linear(Checked):
-    """Weights that move in a straight line from one value to another over the first `steps` steps, and stay there.
+    """Weights that change linearly from `start` to `end` over the first `steps` steps, and then stay constant.
 
     Attributes:
-        start, end: weights by term; a term that only one of them names is at 1 in the other.
-        steps: from step 0 on.
+        start: weights by term at step 0. A term that only `end` names has weight 1 here.
+        end: weights by term from step `steps` on. A term that only `start` names has weight 1 here.
+        steps: number of steps of the change.
     """
 
     start: Weights
@@ -40,8 +42,10 @@ class Linear(Checked):
 
     def weights(self, step: int) -> Mapping[str, float]:
         share = min(1.0, step / self.steps)
-        pairs = {name: (self.start.get(name, 1.0), self.end.get(name, 1.0)) for name in {**self.start, **self.end}}
-        return {name: (1 - share) * first + share * last for name, (first, last) in pairs.items()}
+        weights: dict[str, float] = {}
+        for name in {**self.start, **self.end}:
+            weights[name] = (1 - share) * self.start.get(name, 1.0) + share * self.end.get(name, 1.0)
+        return weights
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         pass
