@@ -36,15 +36,12 @@ def bench(
     The folder of --out gets a file per scenario, results.json in the format of marl-eval, table.md and profiles.png.
     The same command resumes an interrupted benchmark.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from selfcest_baselines.bench import ENTRIES, BenchmarkCell, Run
     from selfcest_baselines.bench.report import known_scenarios, table, write
     from selfcest_baselines.bench.runs import load, play_all
-    from selfcest_cli.terminal import Terminal
+    from selfcest_cli.terminal import Terminal, progress_bar
     from selfcest_env.symbolic.scenarios import SCENARIOS
 
-    console = Terminal()
     if listed:
         print(known_scenarios(), f"\nLearners: {', '.join(ENTRIES)}.", sep="\n")
         return
@@ -54,20 +51,14 @@ def bench(
         for name, entry in product(scenario or SCENARIOS, learner or ENTRIES):
             cells.append(BenchmarkCell(name, entry, seed))
     num_stored = len(load(out).keys() & set(cells))
-    errors = Terminal(stderr=True)
-    last_run = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), last_run)
-    with Progress(*columns, console=errors, transient=True) as progress:
-        bar = progress.add_task("", total=len(cells), completed=num_stored)
+    with progress_bar(len(cells), num_stored) as advance:
 
-        def ended(cell: BenchmarkCell, run: Run) -> None:
-            line = f"{cell.scenario} {cell.entry} seed {cell.seed}: {run.last:.3f}"
-            progress.update(bar, advance=1, description=line)
-            if not errors.is_terminal:  # where bars cannot be drawn
-                errors.print(line, highlight=False, soft_wrap=True)
+        def report_run(cell: BenchmarkCell, run: Run) -> None:
+            advance(f"{cell.scenario} {cell.entry} seed {cell.seed}: {run.last:.3f}")
 
-        play_all(cells, seconds, out, workers, ended)
+        play_all(cells, seconds, out, workers, report_run)
     results = load(out)
+    console = Terminal()
     for path in write(results, out):
         console.print(f"wrote {path}", highlight=False)
     print(table({cell: run for cell, run in results.items() if cell in set(cells)}))

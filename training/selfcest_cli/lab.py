@@ -42,9 +42,8 @@ def lab(
     The games are small enough to be solved exactly. The exit code is 1 if a scheme breaks its promise.
     """
     import torch
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from selfcest_cli.terminal import Terminal
+    from selfcest_cli.terminal import Terminal, progress_bar
     from selfcest_lab import GAMES, LabConfig, run_lab
     from selfcest_lab.summary import print_report, write_report
     from selfcest_training.credit import make_assigner
@@ -59,19 +58,9 @@ def lab(
         assigners.append(make_assigner(name, options, where="--option"))
     config = LabConfig(tuple(game or GAMES), group_size, samples, seed)
     num_cells = len(config.games) * len(assigners)
-    errors = Terminal(stderr=True)
-    current = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), current)
-    with Progress(*columns, console=errors, transient=True) as progress:
-        bar = progress.add_task("", total=num_cells, completed=-1)  # a cell is reported when it begins
-
-        def begun(game: str, scheme: str) -> None:
-            progress.update(bar, advance=1, description=f"{game}: {scheme}")
-            if not errors.is_terminal:  # where bars cannot be drawn
-                done = f"{progress.tasks[bar].completed:.0f}/{num_cells}"
-                errors.print(f"{done} {game}: {scheme}", highlight=False, soft_wrap=True)
-
-        report = run_lab(assigners, config, begun)
+    # A cell is reported when it begins, so the first report leaves the count at 0.
+    with progress_bar(num_cells, completed=-1) as advance:
+        report = run_lab(assigners, config, lambda game, scheme: advance(f"{game}: {scheme}"))
     console = Terminal()
     print_report(report, console)
     for path in write_report(report, out) if out is not None else []:

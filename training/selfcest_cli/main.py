@@ -1,5 +1,5 @@
-"""The commands: `selfcest plan | train | warmstart | evaluate | compare | contamination | solve | trace | report |
-watch | lab | bench | credit | export`."""
+"""The commands: `selfcest plan | train | warmstart | evaluate | compare | contamination | solve | report | watch |
+trace | export | lab | bench | credit`."""
 
 from __future__ import annotations
 
@@ -58,11 +58,6 @@ def selfcest(
 ) -> None:
     """Train and study a root language model that delegates to clones of itself under a hard token budget."""
 
-
-app.add_typer(credit_app, name="credit")
-app.command()(lab)
-app.command()(bench)
-app.command()(export)
 
 _CONFIG = Annotated[
     Path | None,
@@ -142,12 +137,12 @@ def plan(
     from selfcest_training.run.experiment import default_config
 
     with only_trusted(trust or []):
-        spec = load_config(config or default_config(), overrides or [])
-        print_plan(spec, Terminal(), memory=memory, episodes=episodes, curve=curve)
+        run_config = load_config(config or default_config(), overrides or [])
+        print_plan(run_config, Terminal(), memory=memory, episodes=episodes, curve=curve)
         if rehearse:
             from selfcest_cli.rehearse import print_rehearsal
 
-            print_rehearsal(spec, Terminal())
+            print_rehearsal(run_config, Terminal())
 
 
 @app.command()
@@ -171,8 +166,8 @@ def train(
     changes = list(overrides or [])
     if ray_address is not None:
         changes.append(f"cluster.address={json.dumps(ray_address)}")
-    spec = load_config(config or default_config(), changes)
-    run(spec, resume=resume, console=Terminal(), evaluator=RunEvaluation())
+    run_config = load_config(config or default_config(), changes)
+    run(run_config, resume=resume, console=Terminal(), evaluator=RunEvaluation())
 
 
 @app.command()
@@ -186,8 +181,8 @@ def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RES
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 
-    spec = load_config(config or default_config(), overrides or [])
-    run(spec, resume=resume, only_warm_start=True, console=Terminal(), evaluator=RunEvaluation())
+    run_config = load_config(config or default_config(), overrides or [])
+    run(run_config, resume=resume, only_warm_start=True, console=Terminal(), evaluator=RunEvaluation())
 
 
 @app.command()
@@ -221,9 +216,9 @@ def evaluate(
     from selfcest_cli.study import command_line, default_study, run_study
     from selfcest_eval.play.config import load_study
 
-    spec = load_study(config or default_study(), overrides or [])
-    typed = command_line(config, page, overrides or [])
-    run_study(spec, resume=resume, page=page, command=typed, console=Terminal())
+    study_config = load_study(config or default_study(), overrides or [])
+    command = command_line(config, page, overrides or [])
+    run_study(study_config, resume=resume, page=page, command=command, console=Terminal())
 
 
 @app.command()
@@ -474,6 +469,13 @@ def trace(
         write_figures(files[0], episode, Terminal(), svg=svg, gif=gif, strategy=strategy, wrong=wrong)
         return
     print_trace(files[0], episode, Terminal(), texts=texts, strategy=strategy, wrong=wrong)
+
+
+# The commands of modules of their own come last in the help.
+app.command()(export)
+app.command()(lab)
+app.command()(bench)
+app.add_typer(credit_app, name="credit")
 
 
 @masked_output()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -34,3 +35,26 @@ class Terminal(Console):
 
 def _without_link(style: Style | None) -> Style | None:
     return style.update_link(None) if style is not None and style.link else style
+
+
+@contextmanager
+def progress_bar(total: int, completed: int = 0) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar on the standard error, and yield the function that advances it by one.
+
+    The function takes the line beside the bar. Where bars cannot be drawn it prints the line after a count.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Terminal(stderr=True)
+    line_column = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), line_column)
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=total, completed=completed)
+
+        def advance(line: str) -> None:
+            progress.update(bar, advance=1, description=line)
+            if not console.is_terminal:
+                count = f"{progress.tasks[bar].completed:.0f}/{total}"
+                console.print(f"{count} {line}", highlight=False, soft_wrap=True)
+
+        yield advance
