@@ -101,6 +101,7 @@ class Clpo(Stateful[TwinQueue]):
     options: ClpoOptions
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+        # Requests beyond this number wait for a later round of the same step.
         max_twins = int(self.options.share * num_tasks)
         requests = self.state.requests[:max_twins]
         del self.state.requests[:max_twins]

@@ -95,6 +95,7 @@ class Curriculum(LimitChangingSampler):
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         change = {self.options.limit: self.limit_at(step)}
         limits = replace(menu.limits, **change)
+        # The inner sampler sees the limit of this step, since its choice of tasks may depend on it.
         plans = self.inner.propose(step, num_tasks, replace(menu, limits=limits), rng)
         return [replace(plan, limits=replace(plan.limits or limits, **change)) for plan in plans]
 

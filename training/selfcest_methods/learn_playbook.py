@@ -74,10 +74,12 @@ def learn_playbook(
     num_learned = sum(get_task_identity(task, source) in playbook.tasks for task in drawn_tasks)
     if num_learned:
         yield f"{num_learned} of {len(drawn_tasks)} tasks are in {file} and not played again"
+    # Loading the policy is slow and would be in vain.
     if num_learned == len(drawn_tasks):
         return
     with closing(policy.load(seed)) as player:
         for step in learner.learn(instances, playbook, context, player, reward):
+            # The file is complete after every task, so that a stopped command loses one task at most.
             replace_text(file, step.playbook.to_json())
             yield _describe(step)
 
@@ -119,6 +121,7 @@ def draw_distinct_tasks(source: TaskSource, seed: int, count: int, excluded: set
     task_by_identity: dict[str, Task] = {}
     training_part = HashedSplit(source, TRAIN, TEST_FRACTION)
     rng = np.random.default_rng(stream_seed("playbook", seed))
+    # A small source repeats its tasks, so the search must end.
     for _ in range(100 * count):
         task = training_part.draw(rng)
         identity = get_task_identity(task, source)

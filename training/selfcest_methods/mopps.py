@@ -36,7 +36,7 @@ class MoppsOptions(BucketSamplerOptions):
         pool: number of tasks to choose each task from.
     """
 
-    decay: Share = 0.5
+    decay: Share = 0.5  # as in the released scripts for countdown and geometry
     term: str = "correct"
     target: Share = 0.5
     pool: Annotated[Count, "1: no choice"] = 4

@@ -81,7 +81,7 @@ class OrchestratedStrategy(Strategy):
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         max_turns = None if limits.max_turns is None else max(limits.max_turns, self.script_turns)
-        # ScriptedRoot applies turn_tokens to the turns of the policy only.
+        # A cut turn of the script would not be the script's. ScriptedRoot applies turn_tokens to the policy's turns.
         return replace(limits, turn_tokens=None, max_turns=max_turns, max_reads=0)
 
     def check(self, context: PlayContext) -> None:

@@ -75,6 +75,7 @@ class Planner(OrchestratedStrategy, Checked):
             return self._ask_for_plan(task, calls)
         plan = calls[-1].replies[0]
         jobs = self.parse_jobs(plan)
+        # After the last round the planner was asked for the answer, so its jobs are ignored.
         if len(calls) > 2 * self.rounds or not jobs:
             return Answer(self.parse_answer(plan) or self.best_answer(calls) or NO_ANSWER)
         return make_call(*(f"{self.instructions[role]}\n{part}" for role, part in jobs), keys=keys)
@@ -124,6 +125,8 @@ class Planner(OrchestratedStrategy, Checked):
 
     def _strip_emphasis(self, plan: str | None) -> str:
         """Return a plan without the emphasis of role names: models write `**Analyst**:` and `**Analyst:**`."""
+        # The colon stands inside or outside the emphasis. Without the lookbehind the first of two asterisks could count
+        # as a list mark.
         bold = rf"((?:^|[\n;]){_LIST_MARK})(?<!\*)(\*{{1,2}})({self._names})(?:\2\s*:|:\2)"
         return re.sub(bold, r"\1\3:", plan or "", flags=re.I)
 

@@ -188,6 +188,7 @@ class Scaler(Stateful[ScalerState]):
         if not total:
             return
         accuracy = sum(weights[level] * accuracies[level] for level in weights) / total
+        # Only the last `window` rounds are needed to decide whether the family leaves.
         progress.levels = [*progress.levels, progress.level][-self.options.window :]
         progress.accuracies = [*progress.accuracies, accuracy][-self.options.window :]
         move = self.options.gain * (accuracy - self.options.target)
@@ -204,6 +205,7 @@ class Scaler(Stateful[ScalerState]):
             resting = [name for name in names if name not in state.active]
             if resting and self._should_leave(family):
                 progress = self._get_progress(family)
+                # The level stays; the counts of rounds begin again when the family is active again.
                 progress.levels = []
                 progress.accuracies = []
                 state.active[position] = resting[int(rng.integers(len(resting)))]

@@ -191,6 +191,7 @@ class StateZero(Stateful[TaskValue], CreditAssigner):
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         returns = [episode.team_return for episode in group.episodes]
         if not self.state.is_fitted:
+            # A group of one has no other returns, and any fixed baseline is unbiased: here 0.
             return Credit(broadcast(group, leave_one_out(group) if len(returns) > 1 else returns))
         values = [self.state(get_task_features(episode.task, episode.limits)) for episode in group.episodes]
         errors = [team_return - value for team_return, value in zip(returns, values, strict=True)]

@@ -30,6 +30,7 @@ class ThreadCount(Strategy, Checked):
     threads: Count = 4
 
     def limits(self, limits: Limits, task: Task) -> Limits:
+        # One call may use up the whole number.
         return replace(limits, max_clones=self.threads, max_clones_per_call=self.threads)
 
     def prompt_variant(self, context: PlayContext) -> AddCloneLimit:
