@@ -208,8 +208,8 @@ def test_warm_starts_that_began_again_or_have_not_learned_are_in_terminal_and_ta
     shown = report_run(run)
     kept = "warning: alone/seed0: the warm start has not learned in 3 attempts, and was kept (a 0.45 after phase 2)"
     began = (
-        "warning: alone/seed0: the warm start began 3 times (a 0.25 after phase 2, a 0.35 after phase 2); what was "
-        "given up cost 2.50 M tokens of compute"
+        "warning: alone/seed0: the warm start began 3 times (a 0.25 after phase 2, a 0.35 after phase 2); the "
+        "discarded attempts cost 2.50 M tokens of compute"
     )
     assert shown.startswith(kept)
     assert began in shown.splitlines()

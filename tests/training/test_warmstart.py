@@ -87,8 +87,8 @@ def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_
     wrong = [f"choice {row['accuracy/choice']:.2f} after phase 1" for row in probes]
     lost = probes[0]["compute_tokens"] / 1e6
     assert describe_restarts(read_jobs(spec)) == [
-        f"delegating/seed0: the warm start began 2 times ({wrong[0]}); what was given up cost {lost:.2f} M tokens of "
-        "compute"
+        f"delegating/seed0: the warm start began 2 times ({wrong[0]}); the discarded attempts cost {lost:.2f} M "
+        "tokens of compute"
     ]
     assert warnings_of(spec) == [
         f"delegating/seed0: the warm start has not learned in 2 attempts, and was kept ({wrong[1]})"

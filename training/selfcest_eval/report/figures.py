@@ -24,7 +24,7 @@ _COLUMNS = 3
 
 
 def draw_learning_curves(curves: Sequence[LearningCurve], metrics: Sequence[str], paths: Sequence[Path]) -> None:
-    """Draw each metric against steps, in a panel of its own.
+    """Draw each metric against steps in a separate panel.
 
     The mean over seeds is a line, its interval a band, and single seeds are thin lines.
     """

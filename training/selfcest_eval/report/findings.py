@@ -1,4 +1,4 @@
-"""What the stored results of a run or a study show, as data.
+"""The findings on the stored results of a run or a study, as data.
 
 Every finding is computed here once. `words.py` has its sentence, whether a terminal, Markdown or a page shows it.
 """
@@ -40,7 +40,7 @@ class PairedComparison:
 
     Attributes:
         curves: of the cell or the family.
-        subject, strategy: what is compared with what.
+        subject, strategy: the two strategies; the gap of accuracies is that of the subject minus the other.
         over: their frontiers over each cost that is compared.
         at: their accuracies and costs at each budget, the largest last.
     """
@@ -121,7 +121,7 @@ class VariantAccuracy:
 
 @dataclass(frozen=True)
 class PolicyDecisions:
-    """What the choices of a final strategy to delegate earn on one family under one budget.
+    """The decisions of a final strategy to delegate on one family under one budget, and their worth.
 
     Attributes:
         now: the choices of the strategy.
@@ -139,7 +139,7 @@ class PolicyDecisions:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the results of one source show. Comparisons of strategies take longer, and are computed where they are read.
+    """The findings on one source, except comparisons of strategies, which take longer and are computed on demand.
 
     Attributes:
         rows: the table.
@@ -299,7 +299,7 @@ def measure_accuracy_by_shift(cells: Sequence[Curves], family: str, strategy: st
 
 
 def find_policy_decisions(source: Source) -> list[PolicyDecisions]:
-    """Return what the choices of final strategies earn, by family and budget."""
+    """Return the decisions of final strategies, by family and budget."""
     by_key = {(item.triple.free, item.family, item.budget): item for item in source.decisions}
     decisions = []
     for (strategy, family, budget), item in by_key.items():
@@ -366,10 +366,10 @@ def compare_pair(curves: Curves, subject: str, strategy: str, settings: Analysis
     first = curves.strategies[subject]
     second = curves.strategies[strategy]
     resampler = settings.resampler(curves)
-    least = settings.min_difference
-    over = {cost: compare_frontiers(first, second, cost, resampler, least) for cost in settings.compared}
+    min_difference = settings.min_difference
+    over = {cost: compare_frontiers(first, second, cost, resampler, min_difference) for cost in settings.compared}
     points = zip(first, second, strict=True)
-    at = [compare_points(left, right, resampler, settings.compared, least) for left, right in points]
+    at = [compare_points(left, right, resampler, settings.compared, min_difference) for left, right in points]
     return PairedComparison(curves, subject, strategy, over, at)
 
 

@@ -135,14 +135,14 @@ def describe_compute(jobs: Sequence[JobLog]) -> list[str]:
 
 
 def describe_restarts(jobs: Sequence[JobLog]) -> list[str]:
-    """Describe warm starts that began again: how often, why, and the compute of the attempts that were given up."""
+    """Describe warm starts that began again: how often, why, and the compute of the discarded attempts."""
     lines = []
     for job in jobs:
         failed = job.failed_probes(kept=False)
         if failed:
             lines.append(
-                f"{job.name}: the warm start began {failed[-1]['attempt'] + 2} times ({_reasons(failed)}); what was "
-                f"given up cost {failed[-1]['compute_tokens'] / 1e6:.2f} M tokens of compute"
+                f"{job.name}: the warm start began {failed[-1]['attempt'] + 2} times ({_reasons(failed)}); the "
+                f"discarded attempts cost {failed[-1]['compute_tokens'] / 1e6:.2f} M tokens of compute"
             )
     return lines
 

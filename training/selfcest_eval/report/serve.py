@@ -38,7 +38,7 @@ _CONTENT_TYPES = {
     ".svg": "image/svg+xml",
     ".csv": "text/csv; charset=utf-8",
 }
-# The policy in a page says what it may load, but only a header can forbid frames.
+# A policy in the page itself restricts what it loads, but only a header can forbid frames.
 _POLICIES = {".html": "frame-ancestors 'none'"}
 _STRICT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host") or []
-        # A page of another site could otherwise read the report, by a name of its own that leads to this address.
+        # Otherwise another site could read the report, by a domain name that it points to this address.
         if len(hosts) != 1 or hosts[0] not in _hosts(self.server.port):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"this server is only for 127.0.0.1\n")
             return

@@ -125,7 +125,7 @@ def check_result_keys(config: StudyConfig, results: Sequence[Result], file: Path
 
 
 def headline(config: StudyConfig, cells: Sequence[Curves], settings: AnalysisSettings) -> str:
-    """Return the first sentences of a report: what was played by which policies."""
+    """Return the first sentences of a report: instances, budgets, costs and players."""
     counts = sorted({len(curves.task_ids) for curves in cells})
     instances = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     sentences = [f"{instances} instances a cell, the same for all strategies; {len(cells[0].seeds)} seed(s)."]

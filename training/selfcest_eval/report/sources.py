@@ -219,7 +219,7 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
     """
     file = config.folder / "results.jsonl"
     if not file.is_file():
-        raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
+        raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; finish it with --resume")
     stored = list(read_results(file, whole=bool(find_forced_triples(config)), experts=True))
     unplayable = read_unplayable(file)
     check_result_keys(config, stored, file)

@@ -33,8 +33,8 @@ EQUAL_COST = (
 
 EQUAL_ACCURACY = (
     "Mean costs of the first strategy over those of the second, with intervals, at the largest budget, where the "
-    "interval of the difference of their accuracies lies within {least:g} of 0. Elsewhere costs are not comparable: a "
-    "strategy that fails may be cheap."
+    "interval of the difference of their accuracies lies within {min_difference:g} of 0. Elsewhere costs are not "
+    "comparable: a strategy that fails may be cheap."
 )
 
 PERFECT_EXECUTION = (
@@ -366,7 +366,7 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
         parts += ["## Floors", FLOORS, floors]
     if comparisons:
         parts += ["## At equal cost", EQUAL_COST, format_equal_costs(comparisons, settings)]
-        equal = EQUAL_ACCURACY.format(least=settings.min_difference)
+        equal = EQUAL_ACCURACY.format(min_difference=settings.min_difference)
         parts += ["## At equal accuracy", equal, format_equal_accuracies(comparisons, settings)]
         parts += ["## In words", format_comparisons(comparisons, settings)]
         write_equal_accuracy(comparisons, settings, folder / "equal_accuracy.csv")

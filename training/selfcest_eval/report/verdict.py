@@ -88,7 +88,7 @@ def describe_study(comparisons: Sequence[PairedComparison], settings: AnalysisSe
 
 
 def describe_run(source: Source, findings: Findings, comparisons: Sequence[PairedComparison]) -> str:
-    """Return a line or two on each family, the variants that can be compared, decisions, and what was not learned."""
+    """Return lines on accuracy, costs at equal accuracy, decisions, and sizes that variants have not learned."""
     lines = []
     for family in dict.fromkeys(curves.family for curves in source.cells):
         accuracies = [accuracy for accuracy in findings.accuracies if accuracy.family == family]
@@ -149,12 +149,12 @@ class ReportAnswer:
 
 @dataclass(frozen=True)
 class SourceReport:
-    """A source with its findings, and what a page says of it first.
+    """A source with its findings, and the texts at the top of its page.
 
     Attributes:
         source, findings: see there.
         failures: what must be known before any gap is read, a line each.
-        answers: what was learned, who wins on which cost, how sure that is, what failed, what to try next.
+        answers: the five answers.
     """
 
     source: Source
@@ -264,7 +264,7 @@ def _suggestions(
 ) -> Iterator[str]:
     """Yield what to do next, the most urgent first. There always is something."""
     if not source.cells:
-        yield "let the run finish, or evaluate what it has: selfcest train --resume"
+        yield "let the run finish: selfcest train --resume"
     unsolved = dict.fromkeys(names[row.strategy] for row in (*findings.weak_baselines, *findings.unsolved_variants))
     if unsolved:
         means = "more tokens in its warm start" if source.run else "a policy that was trained for it"
@@ -287,7 +287,7 @@ def _suggestions(
     regret_by_family = {item.now.family: mean_regret(item.now) for item in findings.decisions}
     for family, regret in regret_by_family.items():
         if regret > MIN_REGRET:
-            yield f"on {family} a mere threshold of size would earn {regret:.3f} more: train longer on sizes around it"
+            yield f"on {family} a threshold of size would earn {regret:.3f} more: train longer on sizes around it"
     for name, remedy in _REMEDIES.items():
         if name in pathologies:
             yield f"against {name} of {owners[name]}: {remedy}"
@@ -296,7 +296,7 @@ def _suggestions(
         yield f"more seeds, as seeds={list(range(MIN_SEEDS))}: {seeds} cannot tell the method from luck"
     if any(verdict in _UNDECIDED for verdict in _verdicts(baselines)):
         key = "evaluation.episodes" if source.run else "episodes"
-        yield f"four times as many instances ({key}) to halve the intervals of what is undecided"
+        yield f"four times as many instances ({key}) to halve the intervals of undecided comparisons"
     worst_accuracies = []
     for curves in source.cells:
         played = [points[-1].correct.mean() for name, points in curves.strategies.items() if name in source.final]

@@ -86,8 +86,8 @@ def describe_pathology(pathology: CommonPathology, names: Mapping[str, str]) -> 
 # What was learned, and what choices earn
 
 
-def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], least: float) -> str:
-    """Return what a variant has learned on a family; a change of its accuracy below `least` counts for nothing."""
+def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], min_difference: float) -> str:
+    """Return the accuracy of a variant on a family, or its change by RL if that is at least `min_difference`."""
     name = names[accuracy.strategy]
     by_shift = describe_shift(accuracy.by_shift)
     if accuracy.before is None or accuracy.change is None:
@@ -100,7 +100,7 @@ def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], least
     )
     if by_shift:
         change += f", which is {by_shift}"
-    sign = sign_of(accuracy.change, least)
+    sign = sign_of(accuracy.change, min_difference)
     if sign == 0:
         return f"RL left the accuracy of {name} where it was, as far as these instances show: {change}"
     return f"RL made {name} {'more' if sign > 0 else 'less'} accurate: {change}"
@@ -124,7 +124,7 @@ def describe_family_accuracies(accuracies: Sequence[VariantAccuracy], *, has_bey
 
 
 def describe_choice(decisions: PolicyDecisions, names: Mapping[str, str]) -> str:
-    """Return what a strategy earns by its own choices against the better forced choice."""
+    """Return the reward of a strategy's own choices against that of the better forced choice."""
     now = decisions.now
     relation = {1: "more than", -1: "less than", 0: "not told apart from"}[sign_of(decisions.gap, 0.0)]
     return (
@@ -151,14 +151,14 @@ def describe_decisions(decisions: PolicyDecisions) -> list[str]:
 # Comparisons
 
 
-def describe_comparison(comparison: PairedComparison, names: Mapping[str, str], least: float) -> list[str]:
+def describe_comparison(comparison: PairedComparison, names: Mapping[str, str], min_difference: float) -> list[str]:
     """Return a line for each cost, for each budget, and for the costs at the largest budget."""
     first = names[comparison.subject]
     second = names[comparison.strategy]
     largest = comparison.at[-1]
     lines = [describe_frontier(frontiers, first, second) for frontiers in comparison.over.values()]
     lines += [f"{at_most(pair.budget)}, {describe_points(pair, first, second)}" for pair in comparison.at]
-    return [*lines, f"{at_most(largest.budget)}, {describe_cost_ratios(largest, first, second, least)}"]
+    return [*lines, f"{at_most(largest.budget)}, {describe_cost_ratios(largest, first, second, min_difference)}"]
 
 
 def describe_frontier(comparison: FrontierComparison, first: str, second: str) -> str:
@@ -187,8 +187,8 @@ def _ranges(ranges: Sequence[tuple[float, float]]) -> str:
     return " and ".join(f"at {low:.4g}" if low == high else f"from {low:.4g} to {high:.4g}" for low, high in ranges)
 
 
-def describe_frontiers(comparison: PairedComparison, names: Mapping[str, str], least: float) -> str:
-    """Return which of two strategies is ahead at which costs, and what it spends where both are as accurate."""
+def describe_frontiers(comparison: PairedComparison, names: Mapping[str, str], min_difference: float) -> str:
+    """Return at which costs a strategy is ahead of another, and the ratios of costs where both are as accurate."""
     first = names[comparison.subject]
     second = names[comparison.strategy]
     costs_by_verdict: dict[Verdict, list[str]] = {}
@@ -201,7 +201,7 @@ def describe_frontiers(comparison: PairedComparison, names: Mapping[str, str], l
         parts = [f"{_AT_COSTS[kind]} {_cost_list(costs, comparison.over)}" for kind, costs in costs_by_verdict.items()]
         text = f"{first} against {second} is {'; '.join(parts)}"
     pair = comparison.at[-1]
-    if pair.equally_accurate(least):
+    if pair.equally_accurate(min_difference):
         # Costs with the same ratio stand together.
         costs_by_ratio: dict[str, list[str]] = {}
         for cost, ratio in pair.ratios.items():
@@ -241,10 +241,10 @@ def describe_points(pair: PointComparison, first: str, second: str) -> str:
     return f"{first} against {second}: {text} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
 
 
-def describe_cost_ratios(pair: PointComparison, first: str, second: str, least: float) -> str:
+def describe_cost_ratios(pair: PointComparison, first: str, second: str, min_difference: float) -> str:
     """Return the costs of the first over the second if both are as accurate, or that they cannot be compared."""
-    if not pair.equally_accurate(least):
-        return f"{first} against {second}: costs are {explain_incomparable(pair, least)}"
+    if not pair.equally_accurate(min_difference):
+        return f"{first} against {second}: costs are {explain_incomparable(pair, min_difference)}"
     costs = ", ".join(f"{cost_name(cost)} {format_ratio(ratio)}" for cost, ratio in pair.ratios.items())
     return f"{first} against {second}, equally accurate: {costs or 'no instance whose prompt fitted both'}"
 
@@ -257,14 +257,14 @@ def format_ratio(ratio: Estimate | float) -> str:
     return f"x{ratio}" if isinstance(ratio, Estimate) else f"x{ratio:.2f}"
 
 
-def explain_incomparable(pair: PointComparison, least: float) -> str:
+def explain_incomparable(pair: PointComparison, min_difference: float) -> str:
     """Return why costs at one budget are not comparable."""
     if pair.verdict is Verdict.TOO_FEW:
         return f"not comparable: fewer than {MIN_INSTANCES} instances"
     first, second = pair.accuracies
     text = f"not comparable: accuracies {first:.2f} and {second:.2f}"
-    if pair.gap.low <= least and pair.gap.high >= -least:
-        text += f", whose difference, {pair.gap.signed}, may be more than {least:g}"
+    if pair.gap.low <= min_difference and pair.gap.high >= -min_difference:
+        text += f", whose difference, {pair.gap.signed}, may be more than {min_difference:g}"
     return text
 
 
