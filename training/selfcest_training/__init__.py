@@ -1,4 +1,4 @@
-"""Who learns: records to credit, credit to batches, batches to one optimiser step."""
+"""The trainer: it turns episode records into credit, credit into batches, and batches into optimizer steps."""
 
 from selfcest_agents import __version__
 

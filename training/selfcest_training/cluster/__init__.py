@@ -1,1 +1,1 @@
-"""Out of one machine: rollout workers on Ray, and a learner whose weights and moments are spread over ranks."""
+"""Training on several machines: rollout workers on Ray, and a learner that is sharded over ranks."""

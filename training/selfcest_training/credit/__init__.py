@@ -1,4 +1,4 @@
-"""Credit schemes: the plug-in's types, where schemes are found, and the checks around every call of one."""
+"""Credit schemes: their interface and registry, the built-in schemes, and checked calls of their methods."""
 
 from selfcest_training.credit.base import (
     Advantage,

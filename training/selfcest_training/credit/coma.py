@@ -1,15 +1,15 @@
-"""`coma`: what the team would have got on average, had the clone's turns been drawn again.
+"""`coma`: the return minus the mean return of replays in which the clone's turns are sampled again.
 
     A_c = R(tau) - (1/n) sum_i R(replay_i of tau with c's turns resampled);   root turns: rloo
 
-The replay keeps the clone's context, its grant and its siblings; its turns are sampled from its first one on, and
-everything that descends from that is played anew. All turns of c share the baseline; with `per_turn` each has its own,
-of replays that keep the turns before it: COMA's V(s_t), and of VinePPO (Kazemnejad et al. 2024, arXiv 2410.01679).
+The replay keeps the clone's context, its grant and its siblings. The clone's turns, and everything that descends from
+them, are sampled again. All turns of c share the baseline. With `per_turn` each turn has its own baseline, from replays
+that keep the turns before it, as in VinePPO (Kazemnejad et al. 2024, arXiv 2410.01679).
 
-Source: the counterfactual baseline of COMA, Foerster et al. 2018 (arXiv 1705.08926), estimated by sampling where COMA
-has a centralised critic. Unbiased, see `counterfactual`. With n = 1 and a noisy end of the episode the variance can
-exceed that of `rloo`: the baseline brings a noise of its own, which n replays divide by n.
-Degenerate cases: an episode without clones is `rloo`; a clone that cannot matter gets zero in expectation.
+Source: the counterfactual baseline of COMA, Foerster et al. 2018 (arXiv 1705.08926), estimated by sampling instead of a
+centralised critic. Unbiased, see `counterfactual`. With n = 1 and a noisy end of the episode its variance can exceed
+that of `rloo`, as the baseline adds its own variance divided by n.
+Degenerate cases: an episode without clones gets `rloo`; a clone that cannot matter gets zero in expectation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from selfcest_training.credit.counterfactual import Counterfactual
 
 @dataclass(frozen=True)
 class Coma(Counterfactual):
-    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false); `per_turn`: every turn of a
-    clone has replays of its own, which keep its turns before (default false)."""
+    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false); `per_turn`, with own replays for
+    every turn of a clone, which keep its earlier turns (default false)."""
 
     name: ClassVar[str] = "coma"
     formula: ClassVar[str] = "clone: A = R - mean R of replays with its turns resampled; root: rloo"

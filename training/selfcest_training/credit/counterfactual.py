@@ -1,23 +1,10 @@
 """The base of `difference` and `coma`: an episode's return minus the mean return of replays without a clone's turns.
 
-Why the baseline is unbiased. Let X be everything in the episode that does not descend from the first turn of clone c:
-what it was asked and granted, its siblings, its ancestors' turns up to the call. A replay keeps X and plays the rest
-anew on its own random streams, so its return is independent of what c did, given X. A number that is independent of an
-action given its context adds nothing to E[grad log pi(action) x advantage]. That holds for every turn of c (each is
-drawn given X and c's own earlier turns), so one baseline serves them all, and for a clone of a clone, whose X holds its
-parent's turns up to the call. It would not hold if the replay kept a later turn of the factual episode, or what c
-spent: both depend on c's actions.
-
-The claim is about the `constant` denominator. With `episode_mean` the weight of an episode depends on its actions.
-
-`paired` compares with the end of the episode played once more: in the place of R stands the mean of replays in which
-the parent goes on anew from the join, with the clone's own reply, on the same streams as the counterfactuals. Its
-expectation given what c did is that of R, so nothing becomes biased; what the join happens to make of equal replies
-cancels. It costs a join more per call and sample.
-
-`max_share` bounds the cost: each clone has replays with that probability, by a coin keyed by (episode seed, agent). A
-share and not a number of clones: under a fixed number, a clone that caused more clones would lower its own chance, and
-the baseline would depend on its actions. Clones without replays, and roots, get `rloo`.
+A replay keeps everything that does not descend from the clone's first turn and plays the rest again on its own random
+streams. So its return is independent of the clone's actions, given the history before them, and the baseline is
+unbiased with the `constant` denominator. With `episode_mean` the weight of an episode depends on its actions.
+docs/credit.md has the argument, and the reasons for the options `paired` and `max_share`. Clones without replays, and
+roots, get `rloo`.
 """
 
 from __future__ import annotations

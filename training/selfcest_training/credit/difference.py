@@ -1,14 +1,14 @@
-"""`difference`: what the team would have got, had the clone only given a default reply.
+"""`difference`: the return minus the mean return of replays in which the clone gives a default reply.
 
     A_c = R(tau) - (1/n) sum_i R(replay_i of tau with c's reply := default);   root turns: rloo
 
-In the replay c generates nothing, is charged nothing, its subtree does not exist, and everything that descends from its
-first turn is played anew.
+In the replay c generates nothing, is charged nothing, and has no subtree. Everything that descends from its first turn is
+played again.
 
-Source: difference rewards, Wolpert & Tumer 2002; as a baseline named in arXiv 2602.13262. Unbiased, see
-`counterfactual`; how large the variance is depends on how far the default is from what the clone usually brings.
-Degenerate cases: an episode without clones is `rloo`; a clone whose reply nobody uses gets minus the price of its own
-tokens, and zero if they are not priced.
+Source: difference rewards, Wolpert & Tumer 2002; named as a baseline in arXiv 2602.13262. Unbiased, see
+`counterfactual`. Its variance grows with the difference between the default reply and the clone's usual replies.
+Degenerate cases: an episode without clones gets `rloo`; a clone whose reply is not used gets minus the price of its
+tokens, or zero if tokens have no price.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`gated`: as another scheme, but a failed clone takes no part in the loss where it would be reinforced for failing.
+"""`gated`: the credit of another scheme, without turns of failed clones that would be reinforced.
 
-    A as the scheme `scheme` has it;   a failed clone's turn is excluded when A >= 0 and keeps a negative advantage
+    A from the scheme `scheme`;   a failed clone's turn is excluded if A >= 0, and keeps a negative advantage
 
-A clone has failed when it did not end by an answer, or when one of its turns was malformed. Under a broadcast advantage
-a failed clone of a good episode would be reinforced for failing; under a bad one it deserves the blame that its
-siblings get. `sides: both` excludes a failed clone always: the rollout gating of the paper's Figure 2 (arXiv
-2602.13262), where gated clones do not take part in backpropagation. With an advantage per token their mean decides.
+A clone has failed if it did not answer, or if one of its turns was malformed. With one advantage per episode, a failed
+clone of a good episode would be reinforced for its failure. In a bad episode it keeps the same negative advantage as
+its siblings. `sides: both` always excludes a failed clone, as the rollout gating of Figure 2 in arXiv 2602.13262. With
+an advantage per token their mean decides.
 
-Biased by construction, safe in sign. Degenerate case: without failed clones it is the scheme itself.
+Biased by construction, but never with the wrong sign. Degenerate case: without failed clones it is the scheme itself.
 """
 
 from __future__ import annotations

@@ -3,15 +3,12 @@
     A_c = A_root * clamp(r_c / (R_root + sign(R_root) 1e-8), -1.5, 1.5)
     A_root = (R - mean R) / (std R + 1e-6), std with n - 1
 
-r_c, the clone's reward, is the root's score (`domain: math`: the score / 2.5); a malformed clone, one that never
-answered and generated more than `malformed_tokens`, has 0 (math: the smaller of 0 and the score). The score is the
-root's reward *before* the terms in `late_terms`, which the authors subtract once the clone rewards are set (there: a
-penalty per repaired call; here: `malformed`). A late term that the run's reward does not have was never subtracted.
+The clone's reward r_c is the root's score (for `domain: math` the score / 2.5). A malformed clone, which never answered
+and generated more than `malformed_tokens`, has reward 0 (for math the smaller of 0 and the score). The score is the
+root's reward *before* the terms in `late_terms`, which the authors subtract after they set the clone rewards: a penalty
+per repaired call in their code, `malformed` here. A late term that the run's reward lacks has no effect.
 
-Known defects, kept: with R_root = 0 the ratio is 0, so clones learn nothing from that failure; a late penalty that
-turns R_root negative turns the sign of the clones' credit against the root's; malformed clones of a failed root are
-spared the blame that well-formed ones get; gated clones have advantage 0 but stay in the batch (a KL term would still
-see them). Biased. A group of one is a config error.
+The defects of that code are kept; docs/credit.md lists them. Biased. A group of one is a config error.
 """
 
 from __future__ import annotations

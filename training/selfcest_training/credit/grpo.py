@@ -1,13 +1,13 @@
-"""`grpo`: the group-relative advantage, broadcast to every turn of the root and of all clones.
+"""`grpo`: the credit of every turn is the group-relative advantage of its episode.
 
     A_k = (R_k - mean R) / (max(std R, std_floor) + epsilon)
 
 Source: Shao et al. 2024 (arXiv 2402.03300), eq. for outcome supervision; std with n - 1. The usual form for parity is
-`std_floor: 0, epsilon: 1e-4`. `scale: false` leaves the division out and is (K - 1) / K times leave-one-out.
+`std_floor: 0, epsilon: 1e-4`. `scale: false` omits the division, which gives (K - 1) / K times leave-one-out.
 
-Bias: dividing by the group's std re-weighs tasks. With a token cost and a group of all-right answers it inflates
-differences of pure cost; the floor (for rewards in [0, 1]) bounds that. Degenerate cases: equal returns give 0
-everywhere; a group of one is a config error.
+Bias: the division by the group's std changes the weights of tasks. In a group of correct answers with a token price it
+inflates differences of cost; the floor (for rewards in [0, 1]) bounds this. Degenerate cases: equal returns give 0; a
+group of one is a config error.
 """
 
 from __future__ import annotations
@@ -38,4 +38,5 @@ class Grpo(CreditAssigner, Checked):
         return Credit(broadcast(group, self.per_episode(group)))
 
     def per_episode(self, group: EpisodeGroup) -> list[float]:
+        """Compute the advantage of each episode."""
         return group_advantages(group, scale=self.scale, std_floor=self.std_floor, epsilon=self.epsilon)

@@ -1,9 +1,9 @@
-"""`rloo`: every turn of the root and of all clones, the return against the mean of the other episodes of the group.
+"""`rloo`: the credit of every turn is the return minus the mean return of the group's other episodes.
 
     A_k = R_k - sum_{j != k} R_j / (K - 1)
 
-Source: Ahmadian et al. 2024 (arXiv 2402.14740); Kool et al. 2019. Unbiased: the baseline of an episode is made of other
-episodes alone. Its variance for a clone grows with everything else that moves the return.
+Source: Ahmadian et al. 2024 (arXiv 2402.14740); Kool et al. 2019. Unbiased: the baseline of an episode depends on other
+episodes only. For a clone its variance grows with all other causes of the return.
 Degenerate cases: equal returns give 0 everywhere; a group of one is a config error.
 """
 

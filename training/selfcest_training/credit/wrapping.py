@@ -1,4 +1,4 @@
-"""Base classes of credit schemes that change the credit of another scheme, or that change with the steps."""
+"""Base classes of credit schemes that wrap another scheme, or that depend on the number of steps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class WrapperOptions(Checked):
 
 
 class WrapperScheme(Configured, CreditAssigner):
-    """Base of a scheme that changes the credit of another scheme and asks for the same replays.
+    """Base of a scheme that changes the credit of another scheme and requests the same replays.
 
     Attributes:
-        default: the name of the scheme that is wrapped where the options name none.
+        default: name of the scheme that is wrapped by default.
         inner: the wrapped scheme, a pure function of one group.
     """
 
@@ -55,13 +55,13 @@ class WrapperScheme(Configured, CreditAssigner):
 @stored_as(steps="steps")
 @dataclass
 class StepCount(PlainState):
-    """Steps of the learner so far."""
+    """The number of the learner's steps so far."""
 
     steps: int = 0
 
 
 class CountsSteps(Stateful[StepCount], CreditAssigner):
-    """Base of a scheme that changes with the steps of the learner. It counts them, and checkpoints hold the count."""
+    """Base of a scheme that depends on the number of the learner's steps. Checkpoints hold the number."""
 
     def initial_state(self) -> StepCount:
         return StepCount()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class _Context:
     @property
     def boundaries(self) -> list[int]:
         """Positions at which turns begin and end, sorted, each once."""
-        return sorted({position for span in self.spans.values() for position in span})
+        return sorted(set(chain.from_iterable(self.spans.values())))
 
     def boundary_sample(self, pad_id: int) -> Sample:
         """Return a sample whose hidden states are those at the boundaries of turns.

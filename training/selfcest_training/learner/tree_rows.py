@@ -169,7 +169,8 @@ def collate_trees(rows: Sequence[TreeRow], pad_id: int) -> TokenBatch:
         visible=torch.from_numpy(visible),
         sources=torch.from_numpy(np.concatenate(sources, axis=1)),
     )
-    batch = collate([sample for row in rows for sample in row.samples], pad_id)
+    samples = list(chain.from_iterable(row.samples for row in rows))
+    batch = collate(samples, pad_id)
     return replace(batch, num_tokens=sum(map(len, rows)), layout=layout)
 
 

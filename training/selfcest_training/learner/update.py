@@ -534,8 +534,10 @@ def _role_of(sample: Sample) -> Role:
 
 def _split_by_role(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Split the samples by role, in order, without empty parts."""
-    parts = [[sample for sample in samples if _role_of(sample) is role] for role in Role]
-    return [part for part in parts if part]
+    parts: dict[Role, list[Sample]] = {role: [] for role in Role}
+    for sample in samples:
+        parts[_role_of(sample)].append(sample)
+    return [part for part in parts.values() if part]
 
 
 def _check_shape(name: str, per_token: Tensor, inputs: LossInputs) -> Tensor:
@@ -622,11 +624,14 @@ def _combine_metrics(
             if sums.old_logprobs is not None:
                 sample = replace(sample, old_logprobs=sums.old_logprobs[i])
             samples_with_old.append(sample)
+    mean_terms: dict[str, float] = {}
+    for name in terms:
+        mean_terms[name] = sum((sums.terms[name] for sums in all_sums), 0.0) / divisor
     return UpdateMetrics(
         loss=sum((sums.loss for sums in all_sums), 0.0),
         grad_norm=grad_norm,
         role_grad_norms=role_grad_norms,
-        terms={name: sum((sums.terms[name] for sums in all_sums), 0.0) / divisor for name in terms},
+        terms=mean_terms,
         mean_ratio=sum(sums.ratio for sums in all_sums) / divisor if num_trained else 1.0,
         clip_share=sum((sums.clipped for sums in all_sums), 0.0) / divisor,
         max_logprob_gap=max((sums.max_gap for sums in all_sums), default=0.0),

@@ -1,1 +1,1 @@
-"""What a run will need, before anything starts: memory by device, tokens, time, and where more workers stop helping."""
+"""Plans a run before it starts: memory by device, tokens, time, and the useful number of workers."""

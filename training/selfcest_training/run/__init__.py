@@ -1,1 +1,1 @@
-"""A run: configs, jobs, folders, checkpoints, logs."""
+"""Runs experiments: jobs, their folders, checkpoints, metrics and display."""

@@ -1,1 +1,1 @@
-"""The stages of a step of training."""
+"""The stages of a training step, and the warm start."""
