@@ -2,8 +2,8 @@
 
     A_c = R(tau) - (1/n) sum_i R(replay_i of tau with c's reply := default);   root turns: rloo
 
-In the replay c generates nothing, is charged nothing, and has no subtree. Everything that descends from its first turn is
-played again.
+In the replay c generates nothing, is charged nothing, and has no subtree. Everything that descends from its first turn
+is played again.
 
 Source: difference rewards, Wolpert & Tumer 2002; named as a baseline in arXiv 2602.13262. Unbiased, see
 `counterfactual`. Its variance grows with the difference between the default reply and the clone's usual replies.
