@@ -485,8 +485,10 @@ def main() -> None:
     A defect that no log holds is printed with its traceback.
     """
     try:
+        # Plug-ins may lie in the working directory. It is searched last, so its files shadow no installed module.
         search_folder(os.getcwd())
         with raise_on_signals():
+            # In standalone mode click would print errors and end the process itself.
             code = app(standalone_mode=False)
         raise SystemExit(code or int(ExitCode.DONE))
     except SignalExit as error:

@@ -59,6 +59,7 @@ def task_of(question: str, documents: Mapping[str, str], answer: str | None) -> 
             raise ConfigError(
                 f"{shorten_repr(text)} is not valid Unicode at character {error.start}; remove the character"
             ) from error
+    # The id depends on the question and its documents only, so the same question has the same id in every file.
     return Task(digest(question, list(documents.items()))[:16], question, answer or "", "solve", dict(documents))
 
 

@@ -58,6 +58,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
         raise ConfigError(
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
         )
+    # Stored before any result, so that the results of a killed study can be read.
     write_text(folder / "study.yaml", dump_config(config))
     notes = find_contamination(study)
     for note in notes:

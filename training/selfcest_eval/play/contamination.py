@@ -16,6 +16,7 @@ from selfcest_env.tasks.mixture import Mixture
 from selfcest_env.tasks.source import identity_of
 from selfcest_env.tasks.splits import TRAIN, HashedSplit, part_of
 from selfcest_eval.play.config import StudyConfig, parse_study
+from selfcest_eval.play.instances import source_spec
 from selfcest_eval.play.policies import ModelPolicy
 from selfcest_eval.play.study import Study
 from selfcest_training.config import RunConfig
@@ -111,11 +112,7 @@ def _task_specs(config: StudyConfig | RunConfig) -> Mapping[str, PlugIn]:
     """Return the task sources of a run by family, and those of a study by eval set."""
     if isinstance(config, RunConfig):
         return config.tasks
-    specs: dict[str, PlugIn] = {}
-    for eval_set in config.eval_sets:
-        spec = config.tasks[eval_set.family]
-        specs[f"{eval_set.family} {eval_set.size}"] = PlugIn(spec.name, {**spec.options, **eval_set.options})
-    return specs
+    return {f"{eval_set.family} {eval_set.size}": source_spec(config, eval_set) for eval_set in config.eval_sets}
 
 
 def _iter_finite(name: str, source: TaskSource) -> Iterator[tuple[str, FiniteSource]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from selfcest_env.errors import TaskError
+from selfcest_env.plugin import PlugIn
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource, source_of_config
 from selfcest_env.tasks.finite import FiniteSource
@@ -15,10 +16,16 @@ from selfcest_training.config import EvalSet
 from selfcest_training.families import TEST_FRACTION
 
 
-def source_of(config: StudyConfig, eval_set: EvalSet) -> TaskSource:
-    """Return the source of an eval set, with its expert."""
+def source_spec(config: StudyConfig, eval_set: EvalSet) -> PlugIn:
+    """Return the source of the eval set's family, with the options of the eval set."""
     spec = config.tasks[eval_set.family]
-    return source_of_config(spec.name, {**spec.options, **eval_set.options}, f"tasks.{eval_set.family}")
+    return PlugIn(spec.name, {**spec.options, **eval_set.options})
+
+
+def source_of(config: StudyConfig, eval_set: EvalSet) -> TaskSource:
+    """Return the task source of an eval set, with its expert."""
+    spec = source_spec(config, eval_set)
+    return source_of_config(spec.name, spec.options, f"tasks.{eval_set.family}")
 
 
 def instances_of(config: StudyConfig, eval_set: EvalSet, source: TaskSource) -> list[Task]:
@@ -44,6 +51,7 @@ def instances_of(config: StudyConfig, eval_set: EvalSet, source: TaskSource) -> 
                 + (" that are held out" if config.held_out else "")
                 + "; lower episodes, or set it to null for all there are"
             )
+        # The drawn tasks keep the order of the source.
         return [tasks[int(i)] for i in sorted(rng.permutation(len(tasks))[: config.episodes])]
     if config.episodes is None:
         raise TaskError(f"episodes is null, but {place} has endlessly many tasks; set episodes to a number")

@@ -216,6 +216,7 @@ def parse_policy(text: str) -> PlugIn:
         return PlugIn("model", {"folder": text}) if run_file(path).is_file() else chat
     if text == "smollm2":
         return chat
+    # `{seed}` cannot be part of a class name, so such a text is a folder.
     if ":" in text and SEED not in text:
         return PlugIn(text)
     hint = did_you_mean(text, list_shipped_policies()) if "/" not in text else ""

@@ -165,6 +165,7 @@ def write_at(data: Mapping[str, Any], place: ResultKey) -> str:
 
 def dump_line(data: Mapping[str, Any]) -> str:
     """Return plain values as a line that ends in a digest of the values, so that a changed number is noticed."""
+    # The slice removes the closing brace and the line end.
     return f'{json_line(data)[:-2]},"{_DIGEST}":"{_sha256(data)}"}}\n'
 
 

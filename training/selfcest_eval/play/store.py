@@ -46,6 +46,7 @@ class Store:
         self._load()
         if self._results.exists():  # a study that plays has no finished results
             with open_for_append(self._played) as file:
+                # A kill before the file is removed leaves results twice, which does no harm: the last one counts.
                 file.write(self._results.read_bytes())
                 _flush(file)
             self._results.unlink()
@@ -105,6 +106,7 @@ class Store:
                 file.write(write_at(data, place))
                 finished_keys.add(key)
             _flush(file)
+        # Results are in the complete file before they leave the other one, so a kill between the two loses none.
         partial.rename(self._results)
         self._remove_from_played(finished_keys)
         return self._results
@@ -137,6 +139,7 @@ class Store:
 
     def _load(self) -> None:
         """Read the offset of every line of `played.jsonl`, and cut off an incomplete last line."""
+        # Only offsets are kept in memory, since the results of a study with their episodes may be larger than it.
         self._offset_of: dict[str, int] = {}
         self._offset_of_episodes: dict[str, int] = {}
         self._offset_of_value: dict[str, int] = {}

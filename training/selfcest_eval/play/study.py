@@ -16,7 +16,6 @@ from selfcest_agents.server_counts import tally_requests
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.kernel import Kernel
-from selfcest_env.plugin import PlugIn
 from selfcest_env.protocol import Brief, ControlsTurns, find_capability
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
@@ -28,7 +27,7 @@ from selfcest_env.types import Fault, Role, Task
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import WALL, costs_of
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.instances import instances_of, source_of
+from selfcest_eval.play.instances import instances_of, source_of, source_spec
 from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
 from selfcest_eval.play.policies import MINIMAL_LIMITS, PolicySource, check_servers, make_policy
 from selfcest_eval.play.results import Result, ResultKey
@@ -459,7 +458,7 @@ class Study:
             to_stored(context.limits),
             context.temperature,
             self._fingerprints[self._policy_name(cell.strategy), cell.seed],
-            to_stored(_with_options(self.config.tasks[eval_set.family], eval_set)) if needs_expert else None,
+            to_stored(source_spec(self.config, eval_set)) if needs_expert else None,
             *protocol_texts(strategy, context),
             *([cell.style] if is_perfect_player else []),
         )
@@ -514,11 +513,13 @@ class Study:
         try:
             strategy.check(context)
             strategy.check_tasks(tasks, context.source)
-            for player, task in product(strategy.players(), tasks[:1]):
-                rules = policy.rules(player.limits(context.limits, task))
+            for player in strategy.players():
+                rules = policy.rules(player.limits(context.limits, tasks[0]))
                 rules = rules.with_variant(player.prompt_variant(context))
-                Kernel(task, rules)  # raises if the protocol cannot say the root's opening
-                rules.protocol.open(rules.clone_brief(1, "", {}, 1))  # and this one if it cannot say a clone's
+                # Both raise for a protocol that cannot write the opening, the first for the root and the second for a
+                # clone.
+                Kernel(tasks[0], rules)
+                rules.protocol.open(rules.clone_brief(1, "", {}, 1))
         except ConfigError as error:
             place = f"strategies.{cell.strategy}, {cell.eval_set.family}"
             if cell.budget is not None:
@@ -533,23 +534,16 @@ def protocol_texts(strategy: Strategy, context: PlayContext) -> list[list[str]]:
     own. A strategy without one adds nothing to its keys. How a variant reads turns is in `Strategy.version`.
     """
     root = Brief(Role.ROOT, "[1] + 2?", keys=("B",), can_delegate=True, total_tokens=64, clones=2)
-    briefs = (root, replace(root, role=Role.CLONE), replace(root, can_delegate=False))
+    briefs = [root, replace(root, role=Role.CLONE), replace(root, can_delegate=False)]
     texts = []
     for player in strategy.players():
         variant = player.prompt_variant(context)
         if variant is None:
             continue
         protocol = variant(context.protocol)
-        messages = list(protocol.open(root))
-        for brief in briefs[1:]:
-            messages += protocol.open(brief)
+        messages = list(chain.from_iterable(protocol.open(brief) for brief in briefs))
         control = find_capability(protocol, ControlsTurns)
         if control is not None:
             messages += [control.remind(protocol.fault(Fault.CUT_BY_LENGTH), turns_left) for turns_left in (1, 2)]
         texts.append([message.content for message in messages])
     return texts
-
-
-def _with_options(spec: PlugIn, eval_set: EvalSet) -> PlugIn:
-    """Return a family's source with the options of an eval set."""
-    return PlugIn(spec.name, {**spec.options, **eval_set.options})
