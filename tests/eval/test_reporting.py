@@ -276,21 +276,8 @@ def source(tmp_path: Path, accuracy: dict[str, float], family: str = "range", **
 
     points = {name: [point(name, share)] for name, share in accuracy.items()}
     cells = [Curves(family, size, "in", tuple(f"{size}{i}" for i in range(40)), (0,), points) for size in ("s", "l")]
-    made = Source(
-        "s",
-        [tmp_path],
-        config,
-        None,
-        cells,
-        make_settings(config, crossed=True),
-        [],
-        list(accuracy),
-        {},
-        [],
-        {},
-        [],
-        [],
-    )
+    settings = make_settings(config, crossed=True)
+    made = Source("s", [tmp_path], config, cells, settings, [], list(accuracy), {}, [], [])
     return replace(made, **changes)
 
 

@@ -93,9 +93,8 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
         crossed: whether seeds are crossed with instances, see `Resampler`; `None`: the config tells.
     """
     source = read_study(config, crossed=crossed, for_page=False)
-    verdict, text = write_report(source, [*notes, *source.warnings])
-    for line in (*(f"warning: {line}" for line in source.warnings), verdict):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    shown, text = write_report(source, notes)
+    console.print(shown, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text
 

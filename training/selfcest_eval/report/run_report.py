@@ -31,16 +31,15 @@ def report_run(config: RunConfig) -> str:
         ConfigError: the config asks for an evaluation, and nothing has been evaluated.
     """
     source = read_run([config], for_page=False)
-    warnings = [f"warning: {line}" for line in source.warnings]
     lines = [*describe_returns(source.jobs), *describe_compute(source.jobs)]
     curves = compute_return_curves(source.jobs)
     if curves:
         write_learning_csv(curves, config.folder / "learning_curves.csv")
         draw_learning_curves(curves, ["return"], [config.folder / "learning_curves.png"])
-    if source.cells:
-        shown, _ = write_report(source, [*warnings, *lines], plots=_PLOTS)
-        lines = [shown]
-    return "\n".join([*warnings, *lines])
+    if not source.cells:
+        return "\n".join([*(f"warning: {line}" for line in source.warnings), *lines])
+    shown, _ = write_report(source, lines, plots=_PLOTS)
+    return shown
 
 
 class RunEvaluation(Evaluator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,30 +47,30 @@ class Source:
         name: name of the folder; of several, their names joined.
         folders: their paths.
         study: config of the study that the results are read as.
-        run: the config of a training run, with the seeds of all folders; `None`: a study.
         cells, settings, decisions: of everything that was evaluated so far; there may be no cells yet.
         final: strategies of the short forms: every variant of a run as trained and greedy, or all strategies of a
             study that are no forced choice.
-        before: of a run, by strategies of `final`, the same variant before RL.
-        jobs: logs of the jobs of a run.
         pathologies: counts by pathology and strategy, or variant for those of training groups.
         warnings: facts that a reader must know first.
         sessions: the commands that wrote the folders.
+        run: the config of a training run, with the seeds of all folders; `None`: a study.
+        before: of a run, by strategies of `final`, the same variant before RL.
+        jobs: of a run, the logs of its jobs.
     """
 
     name: str
     folders: Sequence[Path]
     study: StudyConfig
-    run: RunConfig | None
     cells: Sequence[Curves]
     settings: AnalysisSettings
     decisions: Sequence[FamilyDecisions]
     final: Sequence[str]
-    before: Mapping[str, str]
-    jobs: Sequence[JobLog]
     pathologies: Mapping[tuple[str, str], Count]
     warnings: Sequence[str]
     sessions: Sequence[Mapping[str, Any]]
+    run: RunConfig | None = None
+    before: Mapping[str, str] = field(default_factory=dict)
+    jobs: Sequence[JobLog] = ()
 
     @property
     def short_names(self) -> dict[str, str]:
@@ -233,13 +233,10 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
         name=config.name,
         folders=[config.folder],
         study=config,
-        run=None,
         cells=curves_of(results),
         settings=settings,
         decisions=find_decisions(config, results),
         final=final,
-        before={},
-        jobs=[],
         pathologies=pathologies.finish(),
         warnings=[*unplayable_lines(stored, unplayable), *format_server_counts(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),

@@ -336,7 +336,7 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
     findings = analyze(source)
     rows = findings.rows
     comparisons = compare_cells(source.cells, settings)
-    warnings = describe_warnings(findings, settings)
+    warnings = [*source.warnings, *describe_warnings(findings, settings)]
     if source.run is None:
         verdict = describe_study(comparisons, settings)
         variants = None
