@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_eval.play.costs import cost_name
-from selfcest_eval.report.learning import LearningCurve, get_metric_title
+from selfcest_eval.report.learning import MetricCurve, get_metric_title
 from selfcest_eval.stats.statistics import MISSING
 from selfcest_eval.stats.table import TableRow
 from selfcest_training.files import atomic_write
@@ -23,7 +23,7 @@ MARKS = "os^Dv*"
 _COLUMNS = 3
 
 
-def draw_learning_curves(curves: Sequence[LearningCurve], metrics: Sequence[str], paths: Sequence[Path]) -> None:
+def draw_learning_curves(curves: Sequence[MetricCurve], metrics: Sequence[str], paths: Sequence[Path]) -> None:
     """Draw each metric against steps in a separate panel.
 
     The mean over seeds is a line, its interval a band, and single seeds are thin lines.
@@ -42,7 +42,7 @@ def _colour(index: int) -> str:
     return SERIES[index % len(SERIES)].light
 
 
-def _draw_curve(axis: Axes, curve: LearningCurve, colour: str) -> None:
+def _draw_curve(axis: Axes, curve: MetricCurve, colour: str) -> None:
     steps = [curve_bin.step for curve_bin in curve.bins]
     estimates = [curve_bin.estimate for curve_bin in curve.bins]
     if len(curve.seeds) > 1:

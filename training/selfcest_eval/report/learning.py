@@ -77,7 +77,7 @@ class CurveBin:
 
 
 @dataclass(frozen=True)
-class LearningCurve:
+class MetricCurve:
     """One metric of one variant.
 
     Attributes:
@@ -93,7 +93,7 @@ class LearningCurve:
     bins: tuple[CurveBin, ...]
 
 
-def compute_learning_curves(jobs: Sequence[JobLog], stage: str = "rl") -> list[LearningCurve]:
+def compute_learning_curves(jobs: Sequence[JobLog], stage: str = "rl") -> list[MetricCurve]:
     """Return every metric of a stage, by variant, in the order in which jobs have logged them."""
     curves = []
     for variant in dict.fromkeys(job.variant for job in jobs):
@@ -106,7 +106,7 @@ def compute_learning_curves(jobs: Sequence[JobLog], stage: str = "rl") -> list[L
         for metric, rows_by_seed in rows_by_metric.items():
             bins = _make_bins(metric, list(rows_by_seed.values())) if metric not in _KEYS else []
             if bins:
-                curves.append(LearningCurve(variant, stage, metric, tuple(rows_by_seed), tuple(bins)))
+                curves.append(MetricCurve(variant, stage, metric, tuple(rows_by_seed), tuple(bins)))
     return curves
 
 
@@ -140,7 +140,7 @@ def _make_bins(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> list[
     return bins
 
 
-def average_ends(curve: LearningCurve) -> tuple[Estimate, Estimate]:
+def average_ends(curve: MetricCurve) -> tuple[Estimate, Estimate]:
     """Return the means over the first and the last tenth of the bins, with intervals over seeds."""
     tenth = max(1, len(curve.bins) // 10)
     estimates = []
@@ -165,12 +165,12 @@ def describe_returns(jobs: Sequence[JobLog]) -> list[str]:
     return lines
 
 
-def compute_return_curves(jobs: Sequence[JobLog]) -> list[LearningCurve]:
+def compute_return_curves(jobs: Sequence[JobLog]) -> list[MetricCurve]:
     """Return the learning curves of the mean return of training episodes, by variant."""
     return [curve for curve in compute_learning_curves(jobs) if curve.metric == "return"]
 
 
-def write_learning_csv(curves: Sequence[LearningCurve], path: Path) -> None:
+def write_learning_csv(curves: Sequence[MetricCurve], path: Path) -> None:
     """Write a row for each variant, metric, bin and seed."""
     rows = []
     for curve in curves:
@@ -180,7 +180,7 @@ def write_learning_csv(curves: Sequence[LearningCurve], path: Path) -> None:
     write_csv(path, ["variant", "metric", "seed", "step", "sampled_tokens", "value"], rows)
 
 
-def group_metrics(curves: Sequence[LearningCurve]) -> dict[str, list[str]]:
+def group_metrics(curves: Sequence[MetricCurve]) -> dict[str, list[str]]:
     """Return the metrics by group of the page, in order."""
     ungrouped = list(dict.fromkeys(curve.metric for curve in curves))
     metrics_by_group: dict[str, list[str]] = {}

@@ -22,7 +22,7 @@ from selfcest_eval.report.figures import draw_delegation, draw_frontiers, draw_l
 from selfcest_eval.report.findings import ReportRows
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import (
-    LearningCurve,
+    MetricCurve,
     compute_learning_curves,
     get_metric_title,
     group_metrics,
@@ -268,7 +268,7 @@ def _job(job: JobLog) -> dict[str, Any]:
     }
 
 
-def _learning_data(curves: Sequence[LearningCurve]) -> dict[str, Any]:
+def _learning_data(curves: Sequence[MetricCurve]) -> dict[str, Any]:
     groups = []
     for name, metrics in group_metrics(curves).items():
         panels = [{"metric": metric, "title": get_metric_title(metric)} for metric in metrics]
