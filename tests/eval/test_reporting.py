@@ -54,7 +54,7 @@ from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.table import Curves
 from selfcest_training.config import RunConfig, VariantConfig, WarmStartConfig
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.run.metrics import describe
+from selfcest_training.run.metrics import compute_rollout_metrics
 from selfcest_training.session import read_sessions, record_session, sum_gpu_seconds
 
 A, B, C = (ROOT.child(i) for i in range(3))
@@ -207,7 +207,7 @@ def test_groups_are_equal_where_nobody_earns_more_and_the_worst_of_a_pathology_i
 def test_a_step_is_described_by_terms_entropy_and_equal_groups() -> None:
     first = replace(three_agents("a", 1.0), reward_terms={"correct": 1.0, "cost": -0.2}, weights={"cost": 0.5})
     second = replace(three_agents("b", 0.0), reward_terms={"correct": 0.0, "cost": -0.4}, weights={"cost": 0.5})
-    found = describe([group(first, second), group(first, replace(first, episode_id="c"))])
+    found = compute_rollout_metrics([group(first, second), group(first, replace(first, episode_id="c"))])
     assert found["term/correct"] + found["term/cost"] == pytest.approx(found["return"])
     assert found["term/cost"] == pytest.approx(-0.125)
     assert found["equal_groups"] == 0.5

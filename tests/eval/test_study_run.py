@@ -55,7 +55,7 @@ from selfcest_eval.stats.frontier import Verdict, compare_frontiers, compare_poi
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.faults import ExitCode, exit_code
+from selfcest_training.faults import ExitCode, get_exit_code
 from selfcest_training.files import write_text
 from selfcest_training.servers import read_counts
 
@@ -1236,7 +1236,7 @@ def test_results_that_the_config_lacks_are_named_with_their_file(
     for report_of in (lambda: report_folder(finished, QUIET), lambda: read_sources([finished])):
         with pytest.raises(RecordError, match=rf"results\.jsonl has a result of {words}") as caught:
             report_of()
-        assert exit_code(caught.value) is ExitCode.MISTAKE
+        assert get_exit_code(caught.value) is ExitCode.MISTAKE
 
 
 def test_a_folder_in_the_place_of_a_study_s_file_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ from selfcest_training.credit import (
     TurnCounts,
     flip_coin,
 )
-from selfcest_training.stages.crediting import counterfactuals, credit_step
+from selfcest_training.stages.crediting import assign_step_credit, play_counterfactuals
 
 each_game = pytest.mark.parametrize("name", GAMES)
 LARGE = ("cells_misread", "coupled", "gated", "pair_noisy", "series")
@@ -236,12 +236,12 @@ def of_whole_groups(assigner: CreditAssigner, game: SolvedGame) -> Floats:
         requests = [lab_request(game, 0, 0, k) for k in range(2)]
         records = tuple(game.reward.score(record) for record in rollout(requests, policy, game.rules))
         groups = [EpisodeGroup(game.game.task(), records)]
-        replayed = counterfactuals(
+        replayed = play_counterfactuals(
             assigner,
             groups,
             lambda episodes, asked: score_replays(game, play_replays(episodes, asked, policy, game.rules)),
         )
-        credit = credit_step(assigner, groups, replayed)
+        credit = assign_step_credit(assigner, groups, replayed)
         return group_gradients(game.parameters, groups, credit.credits)[0]
 
     return np.asarray(np.sum([outcome.probability * outcome.value for outcome in enumerate_outcomes(play)], axis=0))

@@ -39,7 +39,7 @@ from selfcest_training.credit import Credit, CreditAssigner, Rloo, make_assigner
 from selfcest_training.families import Bucket
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
-from selfcest_training.stages.crediting import counterfactuals
+from selfcest_training.stages.crediting import play_counterfactuals
 from selfcest_training.stages.registry import make_task_sampler
 from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, remove_episodes
 
@@ -59,7 +59,9 @@ def test_a_group_is_played_and_replayed_under_the_limits_of_its_plan() -> None:
     usual, _ = play_groups(playing, PLANS, **PLAY)
     assert [groups[0], groups[2]] == [usual[0], usual[2]], "the others play as they would without"
     assert groups[1] != usual[1]
-    found = counterfactuals(make_assigner("coma", {}, where=""), groups, partial(playing.play_replays, temperature=1.0))
+    found = play_counterfactuals(
+        make_assigner("coma", {}, where=""), groups, partial(playing.play_replays, temperature=1.0)
+    )
     limits = [{played.record.limits for played in of_group.values()} for of_group in found]
     assert limits == [{LIMITS}, {tight}, {LIMITS}]
 
@@ -82,7 +84,7 @@ def test_groups_that_a_gate_has_made_wait_in_a_checkpoint_with_their_replays() -
     second, _ = play_groups(playing, PLANS[:1], after=PLANS, **PLAY)
     joined = EpisodeGroup(PLANS[0].task, (*first[0].episodes, *second[0].episodes))
     part = EpisodeGroup(PLANS[2].task, first[2].episodes[1:3])
-    played = counterfactuals(scheme, (joined, part), partial(playing.play_replays, temperature=1.0))
+    played = play_counterfactuals(scheme, (joined, part), partial(playing.play_replays, temperature=1.0))
     groups = (*first, *second)
     produced = RolloutBatch(groups, (joined, part), played, planned_episodes=12, rounds=2)
     assert RolloutBatch.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced

@@ -507,7 +507,7 @@ def place(name: str, rng: random.Random, output: Path, number: int) -> tuple[str
         "warm start": lambda: before_call(job.WarmStart, "step", nth % 2, act),
         "rollout": lambda: before_call(trainer.Trainer, "produce", nth, act),
         "replays": lambda: before_call(trainer, "replay_groups", nth, act),
-        "credit": lambda: before_call(trainer, "credit_step", nth, act),
+        "credit": lambda: before_call(trainer, "assign_step_credit", nth, act),
         "update": lambda: before_call(Learner, "policy_step", nth, act),
         "checkpoint": lambda: in_call(job, "save_checkpoint", nth, touch, act),
         "line of a log": lambda: half_a_write(2 * nth, act),

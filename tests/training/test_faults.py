@@ -32,8 +32,8 @@ from selfcest_training.faults import (
     ENDING_SIGNALS,
     LOG,
     ExitCode,
-    exit_code,
     format_error_line,
+    get_exit_code,
     log_faults,
     raise_on_signals,
 )
@@ -76,7 +76,7 @@ def test_exit_codes(
     monkeypatch.setattr(cli, "app", app)
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    assert caught.value.code == code == exit_code(error)
+    assert caught.value.code == code == get_exit_code(error)
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == f"selfcest: {format_error_line(error)}"
     assert (len(said) > 1) == (code is ExitCode.DEFECT), "a trace that no file holds is shown"

@@ -20,7 +20,7 @@ from selfcest_training.config_file import parse_config
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import list_checkpoints, read_state
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.run.metrics import describe_probe
+from selfcest_training.run.metrics import compute_probe_metrics
 
 
 def config(tmp_path: Path, **changes: Any) -> RunConfig:
@@ -375,7 +375,7 @@ def test_a_probe_a_step_whatever_rounding_says(tmp_path: Path) -> None:
 
 def test_what_a_server_leaves_unplayed_is_left_out_of_a_probe(base: Job) -> None:
     record = next(iter(read_episodes(base.folder / "episodes.jsonl")))
-    found = describe_probe({"a": [record], "b": []}, 2)
+    found = compute_probe_metrics({"a": [record], "b": []}, 2)
     assert found["probe/a/unplayed"] == 1
     assert found["probe/a/return"] == record.team_return
     assert [name for name in found if "/b/" in name] == ["probe/b/unplayed"]

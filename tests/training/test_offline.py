@@ -29,7 +29,7 @@ from selfcest_methods.branches import Branches
 from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
 from selfcest_training.credit.offline import assign_stored, format_credit_lines, read_groups
 from selfcest_training.stages import crediting
-from selfcest_training.stages.crediting import counterfactuals, credit_step
+from selfcest_training.stages.crediting import assign_step_credit, play_counterfactuals
 from selfcest_training.stages.rollout_batch import RolloutBatch
 
 
@@ -81,14 +81,14 @@ def test_replays_come_from_the_file_or_are_missed_in_plain_words(tmp_path: Path)
 
 def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     during: list[str] = []
-    whole = crediting.credit_step
+    whole = crediting.assign_step_credit
 
     def spy(assigner: Any, groups: Any, *rest: Any) -> crediting.StepCredit:
         step = whole(assigner, groups, *rest)
         during.extend(format_credit_lines(groups[:2], step.credits[:2]))
         return step
 
-    monkeypatch.setattr("selfcest_training.trainer.credit_step", spy)
+    monkeypatch.setattr("selfcest_training.trainer.assign_step_credit", spy)
     job = play(counterfactual(tmp_path))
     stored = read_groups(job.folder / "episodes.jsonl")
     assert len(stored.groups) == 4 * 2
@@ -139,8 +139,8 @@ def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
         return score_replays(game, play_replays(records, replays, policy, game.rules))
 
-    played = counterfactuals(scheme, groups, play)
-    credits = credit_step(scheme, groups, played).credits
+    played = play_counterfactuals(scheme, groups, play)
+    credits = assign_step_credit(scheme, groups, played).credits
     names = [str(name) for of_group in played for name in of_group]
     assert {name.count("/sample") for name in names} == {1, 2}
     replays = [found.record for of_group in played for found in of_group.values()]

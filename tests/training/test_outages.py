@@ -46,7 +46,7 @@ from selfcest_training.run import experiment
 from selfcest_training.run.job import JobId
 from selfcest_training.servers import read_counts
 from selfcest_training.stages.base import PlannedGroup
-from selfcest_training.stages.crediting import counterfactuals
+from selfcest_training.stages.crediting import play_counterfactuals
 from selfcest_training.stages.failures import replay_groups
 from selfcest_training.stages.rollout_batch import play_groups
 
@@ -198,7 +198,7 @@ def replays_of(flaky: LosingPlayer, tries: int) -> Any:
 
     return (
         groups,
-        counterfactuals(scheme, groups, lambda *a: player().play_replays(*a, 1.0)),
+        play_counterfactuals(scheme, groups, lambda *a: player().play_replays(*a, 1.0)),
         replay_groups(scheme, groups, played, tries - 1),
     )
 
@@ -207,7 +207,7 @@ def a_replayed_turn() -> str:
     """A turn that a replay of the second group plays anew."""
     groups, _ = groups_of(player())
     scheme = make_assigner("difference", {}, where="credit.options")
-    (played,) = counterfactuals(scheme, groups[1:2], lambda *a: player().play_replays(*a, 1.0))
+    (played,) = play_counterfactuals(scheme, groups[1:2], lambda *a: player().play_replays(*a, 1.0))
     record = next(of.record for of in played.values() if of.generated_tokens)
     return str(TurnKey(record.episode_id, ROOT, len(record.root.turns) - 1))
 

@@ -41,7 +41,7 @@ from selfcest_training import files
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import describe_differences, dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
-from selfcest_training.faults import ENDING_SIGNALS, describe_first_end, exit_code, report_killed_worker
+from selfcest_training.faults import ENDING_SIGNALS, describe_first_end, get_exit_code, report_killed_worker
 from selfcest_training.files import AppendLog, FileOffset, atomic_write, digest, digests, remove_partials, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
@@ -689,7 +689,7 @@ def test_a_terminal_that_is_gone_is_a_hangup(tmp_path: Path, monkeypatch: pytest
             experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert exit_code(caught.value) == 129
+    assert get_exit_code(caught.value) == 129
 
 
 def test_a_run_under_nohup_goes_on_after_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from selfcest_eval.report.learning import average_ends, compute_return_curves, d
 from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
+from selfcest_training.run.shared_warmstart import copy_warm_start, find_shared_warm_starts
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs"
 
@@ -59,10 +59,10 @@ def test_a_handed_over_warm_start_is_what_the_variant_would_have_trained(tmp_pat
     alone = run(two_variants(tmp_path / "alone", **short), "other")
     spec = two_variants(tmp_path / "shared", **short)
     leader, follower = JobId("delegating", 0), JobId("other", 0)
-    assert shared_warm_starts(spec) == {leader: [follower]}
+    assert find_shared_warm_starts(spec) == {leader: [follower]}
     run(spec, "delegating", only_warm_start=True)
-    hand_over(spec, leader, follower)
-    assert shared_warm_starts(spec) == {}, "nobody waits any more"
+    copy_warm_start(spec, leader, follower)
+    assert find_shared_warm_starts(spec) == {}, "nobody waits any more"
     job = run(spec, "other")
     assert torch.equal(weights(job), weights(alone))
     assert (job.folder / "warmstart_model" / "model.safetensors").is_file()
@@ -75,17 +75,17 @@ def test_a_handed_over_warm_start_is_what_the_variant_would_have_trained(tmp_pat
     # The leader goes on from its own; once it is in RL it has nothing to hand over to one who starts again.
     assert torch.equal(weights(run(spec, "delegating")), weights(play(two_variants(tmp_path / "leader", **short))))
     shutil.rmtree(job.folder)
-    assert shared_warm_starts(spec) == {}
+    assert find_shared_warm_starts(spec) == {}
 
 
 def test_variants_with_other_limits_or_phases_share_nothing() -> None:
-    assert shared_warm_starts(load_config(CONFIGS / "quick.yaml")) == {}
-    assert shared_warm_starts(load_config(CONFIGS / "three_arms_3seeds.yaml")) == {}
+    assert find_shared_warm_starts(load_config(CONFIGS / "quick.yaml")) == {}
+    assert find_shared_warm_starts(load_config(CONFIGS / "three_arms_3seeds.yaml")) == {}
 
 
 def test_the_credit_config_shares_one_warm_start_per_seed() -> None:
     spec = load_config(CONFIGS / "credit.yaml")
-    shared = {str(leader): [job.variant for job in jobs] for leader, jobs in shared_warm_starts(spec).items()}
+    shared = {str(leader): [job.variant for job in jobs] for leader, jobs in find_shared_warm_starts(spec).items()}
     assert shared == {f"grpo/seed{seed}": ["gated", "coma", "difference"] for seed in (0, 1, 2)}
     first, *others = spec.variants.values()
     plain = dataclasses.replace(first.rl, credit=others[0].rl.credit)

@@ -347,7 +347,7 @@ def test_a_stage_fails_by_name() -> None:
         with pytest.raises(TrainingError, match="group filter Odd, step 3: asks for more after 1000 rounds"):
             checks.filter_groups(Odd(filter=admission), 3, groups, 1, checks.MAX_ROUNDS)
     with pytest.raises(TrainingError, match="reward schedule Odd, step 3: weights are None; expected a mapping"):
-        checks.weights_at(Odd(weights=None), 3)
+        checks.get_reward_weights(Odd(weights=None), 3)
     with pytest.raises(TrainingError, match="Odd.observe, step 3: raised IndexError: far"):
         checks.observe(Odd(), 3, groups)  # type: ignore[arg-type]
 

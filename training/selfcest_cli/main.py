@@ -32,7 +32,7 @@ from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, signal_name
 from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import check_modules
-from selfcest_training.faults import ExitCode, SignalExit, exit_code, format_error_line, raise_on_signals
+from selfcest_training.faults import ExitCode, SignalExit, format_error_line, get_exit_code, raise_on_signals
 
 app = typer.Typer(
     name="selfcest",
@@ -500,10 +500,10 @@ def main() -> None:
         ):  # a usage error of click, or of typer's copy of click
             error.show()
             raise SystemExit(error.exit_code) from error
-        if exit_code(error) is ExitCode.DEFECT and not hasattr(error, "__notes__"):
+        if get_exit_code(error) is ExitCode.DEFECT and not hasattr(error, "__notes__"):
             traceback.print_exc()
         _print_error(format_error_line(error))
-        raise SystemExit(int(exit_code(error))) from error
+        raise SystemExit(int(get_exit_code(error))) from error
 
 
 def _print_error(*parts: str) -> None:

@@ -11,7 +11,7 @@ from selfcest_cli.masking import masked_output
 from selfcest_cli.trace import trace_text
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, SelfcestError, install_hint
-from selfcest_training.faults import exit_code, format_error_line
+from selfcest_training.faults import format_error_line, get_exit_code
 
 NEEDS_EXTRA = f"all other commands and options need the extra train: {install_hint('train')}"
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigError(f"this is a plain install, which has only `selfcest trace`; {NEEDS_EXTRA}")
     except (SelfcestError, OSError) as error:
         print(f"selfcest: {format_error_line(error)}", file=sys.stderr)
-        return int(exit_code(error))
+        return int(get_exit_code(error))
     return 0
 
 

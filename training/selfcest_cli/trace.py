@@ -28,7 +28,7 @@ from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import read_results
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import assign_stored, group_episodes
-from selfcest_training.files import atomic_write, readable, write_text
+from selfcest_training.files import atomic_write, report_read_errors, write_text
 
 # A plain install prints trees without the packages that these modules import.
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _read_views(
     file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn
 ) -> Iterator[EpisodeView]:
     """Yield the episodes of a file in its order."""
-    with readable(file):
+    with report_read_errors(file):
         file = file / "results.jsonl" if file.is_dir() else file
         if not file.is_file():
             raise RecordError(f"there is no file {file}; give the episodes.jsonl of a run, or the folder of a study")

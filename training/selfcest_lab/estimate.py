@@ -25,7 +25,7 @@ from selfcest_training.credit import Credit, CreditAssigner, Replayed, Rloo, fit
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator
-from selfcest_training.stages.crediting import counterfactuals, credit_step, records_of
+from selfcest_training.stages.crediting import assign_step_credit, get_records, play_counterfactuals
 
 _FORWARD_SAMPLES = 512  # samples of one forward pass
 _GROUPS_AT_ONCE = 256  # groups that are played together
@@ -152,10 +152,10 @@ def sample_groups(
     replayed_tokens = 0
     for indices in chunks:
         groups = play_groups(indices, seed)
-        played = counterfactuals(assigner, groups, play)
+        played = play_counterfactuals(assigner, groups, play)
         internals = compute_internals(groups, solved.table) if assigner.internals else None
-        credit = credit_step(assigner, groups, played, internals)
-        gradients.append(group_gradients(solved.parameters, groups, credit.credits, records_of(played)))
+        credit = assign_step_credit(assigner, groups, played, internals)
+        gradients.append(group_gradients(solved.parameters, groups, credit.credits, get_records(played)))
         reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
         for group in groups:
             sampled_tokens += sum(episode.cost.generated_tokens for episode in group.episodes)

@@ -33,7 +33,7 @@ from selfcest_eval.play.policies import make_policy
 from selfcest_eval.play.strategies import Instance, PlayContext
 from selfcest_methods.playbook import Gold, LearningStep, Playbook, PlaybookLearner, get_task_identity
 from selfcest_training.families import TEST_FRACTION
-from selfcest_training.faults import exit_code, format_error_line
+from selfcest_training.faults import format_error_line, get_exit_code
 from selfcest_training.files import replace_text
 
 
@@ -163,7 +163,7 @@ def run() -> None:
         typer.run(main)
     except (SelfcestError, OSError) as error:
         print(f"selfcest: {format_error_line(error)}", file=sys.stderr)
-        raise SystemExit(int(exit_code(error))) from error
+        raise SystemExit(int(get_exit_code(error))) from error
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from selfcest_env.tasks.source import identity_of
 from selfcest_env.text.prompt_variants import AddNote
 from selfcest_env.types import Role, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
-from selfcest_training.files import readable
+from selfcest_training.files import report_read_errors
 
 LEARN_COMMAND = "python -m selfcest_methods.learn_playbook"
 HEADING = "Advice from earlier tasks, which may be wrong:"
@@ -132,7 +132,7 @@ class Playbook(Checked):
         """
         if not path.is_file():
             raise ConfigError(f"the playbook {path} does not exist; make one with `{LEARN_COMMAND}`")
-        with readable(path):
+        with report_read_errors(path):
             text = path.read_text(encoding="utf-8")
         try:
             values = json.loads(text)

@@ -83,7 +83,7 @@ def format_error_line(error: Exception) -> str:
     return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
-def exit_code(error: Exception) -> int:
+def get_exit_code(error: Exception) -> int:
     """Get the exit code of an exception: an `ExitCode`, or 128 + the number of the signal that stopped the work."""
     if isinstance(error, StoppedError) and error.signal_number is not None:
         return 128 + error.signal_number

@@ -25,7 +25,7 @@ _JOB_FOLDER = re.compile(r"seed[0-9]+")
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def report_read_errors(path: Path) -> Iterator[None]:
     """Turn an `OSError` of a block that reads a user's path into a `ConfigError` that names the file."""
     try:
         yield
@@ -64,7 +64,7 @@ def _make_link_error(path: Path, kind: str) -> ConfigError:
     return ConfigError(f"{path} is {kind}; expected a regular file or folder: replace it with a copy of its target")
 
 
-def create(path: Path) -> TextIO:
+def create_text_file(path: Path) -> TextIO:
     """Create a file, and delete an old file of its name. Raises `FileExistsError` if a link appears meanwhile."""
     _delete(path)
     return path.open("x", encoding="utf-8")
@@ -154,14 +154,14 @@ def _os_error(error: Exception) -> int | None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file with `atomic_write`."""
-    with atomic_write(path) as partial, create(partial) as file:
+    with atomic_write(path) as partial, create_text_file(partial) as file:
         file.write(text)
 
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a text file in one step, so that no reader sees half of it. It is not flushed to the disk."""
     partial = path.with_name(f"{_PARTIAL}{path.name}")
-    with create(partial) as file:
+    with create_text_file(partial) as file:
         file.write(text)
     partial.replace(path)
 

@@ -26,8 +26,8 @@ from selfcest_training.learner.internals import compute_internals
 from selfcest_training.learner.update import LearnerProtocol, check_agreement, mean_metrics
 from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeline
 from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
-from selfcest_training.stages.checks import filter_groups, observe, propose, weights_at
-from selfcest_training.stages.crediting import StepCredit, credit_step, records_of
+from selfcest_training.stages.checks import filter_groups, get_reward_weights, observe, propose
+from selfcest_training.stages.crediting import StepCredit, assign_step_credit, get_records
 from selfcest_training.stages.failures import replay_groups
 from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, remove_episodes
 
@@ -114,7 +114,7 @@ class Trainer:
             # Before the update: the scheme sees the policy that the gradient is taken of.
             internals, scored_tokens = compute_internals(self.learner, batch.train_groups, scheme.internals)
             self.account.spend(scored=scored_tokens)
-        credit = credit_step(scheme, batch.train_groups, batch.replayed, internals)
+        credit = assign_step_credit(scheme, batch.train_groups, batch.replayed, internals)
         metrics = self.update(batch, credit)
         # After the credit: a critic that has seen this step's returns would bias this step's advantages.
         fit(scheme, batch.train_groups, internals)
@@ -136,7 +136,7 @@ class Trainer:
             step=step,
             seed=self.seed,
             temperature=config.temperature,
-            weights=weights_at(stages.rewards, step),
+            weights=get_reward_weights(stages.rewards, step),
             max_retries=config.max_retries,
         )
         planned: list[PlannedGroup] = []
@@ -189,7 +189,7 @@ class Trainer:
             denominator=self.config.denominator,
             constant=self.config.loss_denominator_tokens,
             planned_episodes=batch.planned_episodes,
-            replayed=records_of(batch.replayed),
+            replayed=get_records(batch.replayed),
         )
         metrics = []
         num_trained = 0

@@ -23,7 +23,7 @@ from selfcest_eval.play.results import (
     write_unplayable,
     write_value,
 )
-from selfcest_training.files import create, open_for_append
+from selfcest_training.files import create_text_file, open_for_append
 
 
 class Store:
@@ -96,7 +96,7 @@ class Store:
         partial = self._results.with_suffix(".partial")
         finished_keys: set[str] = set()
         written: set[str] = set()
-        with create(partial) as file:
+        with create_text_file(partial) as file:
             for key, place in order:
                 if key in unplayable and key not in self:
                     file.write(write_unplayable(Unplayable(place, unplayable[key])))
@@ -115,7 +115,7 @@ class Store:
         """Remove results from `played.jsonl`, and the file if no result is left."""
         partial = self._played.with_suffix(".partial")
         written: set[str] = set()
-        with create(partial) as file:
+        with create_text_file(partial) as file:
             for key, offset in self._offset_of.items():
                 if key in keys:
                     continue

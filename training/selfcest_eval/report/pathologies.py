@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Fault, Outcome, Status, TurnFacts
-from selfcest_training.run.metrics import equal_returns
+from selfcest_training.run.metrics import has_equal_returns
 
 MIN_EPISODES = 20  # of a policy on a family, below which "never" and "always" are not counted
 
@@ -232,7 +232,7 @@ class PathologyCounter:
 
     def add_group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
         """Count one training group of a variant. The worst group is the one with the most generated tokens."""
-        occurrence = Occurrence(file, group.episodes[0], f"{owner} in training") if equal_returns(group) else None
+        occurrence = Occurrence(file, group.episodes[0], f"{owner} in training") if has_equal_returns(group) else None
         tokens = sum(episode.cost.generated_tokens for episode in group.episodes)
         self._count("equal groups", owner).add(occurrence, (tokens,))
 

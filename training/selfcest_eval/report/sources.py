@@ -31,7 +31,7 @@ from selfcest_eval.stats.table import Curves, curves_of
 from selfcest_training.config import EvalSet, RunConfig
 from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit.offline import read_groups
-from selfcest_training.files import readable
+from selfcest_training.files import report_read_errors
 from selfcest_training.servers import read_counts
 from selfcest_training.session import read_sessions
 
@@ -94,11 +94,11 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
     for folder in folders:
         config = load_folder_config(folder)
         if isinstance(config, StudyConfig):
-            with readable(folder):
+            with report_read_errors(folder):
                 studies.append(read_study(config))
         else:
             runs.setdefault(_experiment_key(config, runs), []).append(config)
-    with readable(folders[0]):
+    with report_read_errors(folders[0]):
         return [*map(read_run, runs.values()), *studies]
 
 
@@ -113,7 +113,7 @@ def load_folder_config(folder: Path) -> RunConfig | StudyConfig:
         folder = folder.resolve()
     output = str(folder.parent)
     name = folder.name
-    with readable(folder):
+    with report_read_errors(folder):
         if (folder / "study.yaml").is_file():
             return replace(load_stored_study(folder / "study.yaml"), output=output, name=name)
         if (folder / "config.yaml").is_file():

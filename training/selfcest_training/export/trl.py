@@ -42,9 +42,9 @@ from selfcest_training.learner.update import Learner
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import TrainState
 from selfcest_training.run.job import check_contexts
-from selfcest_training.run.metrics import describe
+from selfcest_training.run.metrics import compute_rollout_metrics
 from selfcest_training.stages.checks import check_menu
-from selfcest_training.stages.crediting import credit_step, records_of
+from selfcest_training.stages.crediting import assign_step_credit, get_records
 from selfcest_training.stages.registry import make_stages, make_task_menu
 from selfcest_training.trainer import Trainer
 
@@ -235,7 +235,7 @@ class TrlRolloutWorker:
         scheme = trainer.stages.credit
         step = trainer.next_step
         rollouts = trainer.produce(step)
-        credit = credit_step(scheme, rollouts.train_groups, rollouts.replayed)
+        credit = assign_step_credit(scheme, rollouts.train_groups, rollouts.replayed)
         fit(scheme, rollouts.train_groups, None)
         trainer.account.spend(sampled=rollouts.sampled_tokens)
         (samples,) = mini_batches(
@@ -245,12 +245,12 @@ class TrlRolloutWorker:
             denominator=config.denominator,
             constant=config.loss_denominator_tokens,
             planned_episodes=rollouts.planned_episodes,
-            replayed=records_of(rollouts.replayed),
+            replayed=get_records(rollouts.replayed),
         )
         temperatures = sampling_temperatures(samples)
         assert all(np.isclose(temperature, config.temperature) for temperature in temperatures), temperatures
         trainer.next_step += 1
-        metrics = {**describe(rollouts.groups), **rollouts.diagnostics(), **credit.diagnostics()}
+        metrics = {**compute_rollout_metrics(rollouts.groups), **rollouts.diagnostics(), **credit.diagnostics()}
         metrics["policy_lag"] = rollouts.staleness(step)
         self._step_metrics = {f"selfcest/{name}": value for name, value in metrics.items()}
         return build_rows(samples)

@@ -42,7 +42,7 @@ from selfcest_training.run.display import EVERY, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 from selfcest_training.run.job import FINAL_MODEL, LOGS, Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
-from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
+from selfcest_training.run.shared_warmstart import copy_warm_start, find_shared_warm_starts
 from selfcest_training.session import SESSIONS, record_session
 
 # Largest number of differing keys that an error names.
@@ -114,11 +114,11 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
             (config.job_folder(job.variant, job.seed) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_signal() as stop:
             with record_session(config.folder, config.cluster), Display(config, console) as display:
-                shared = shared_warm_starts(config)
+                shared = find_shared_warm_starts(config)
                 _run_jobs(config, list(shared), True, display, stop, evaluator)
                 for leader, followers in shared.items():
                     for follower in followers:
-                        hand_over(config, leader, follower)
+                        copy_warm_start(config, leader, follower)
                 _run_jobs(config, jobs, only_warm_start, display, stop, evaluator)
             # All episodes are played, so a signal to stop does not interrupt the report.
             print_report(config, console, evaluator)

@@ -58,11 +58,16 @@ from selfcest_training.run.checkpoint import (
     save_checkpoint,
 )
 from selfcest_training.run.evaluator import EvaluationStage
-from selfcest_training.run.metrics import MetricsLog, describe, describe_probe, episode_lines
+from selfcest_training.run.metrics import (
+    MetricsLog,
+    compute_probe_metrics,
+    compute_rollout_metrics,
+    format_episode_lines,
+)
 from selfcest_training.servers import store_counts
 from selfcest_training.stages.base import Stages
-from selfcest_training.stages.checks import check_menu, weights_at
-from selfcest_training.stages.probe import by_family, probe_requests
+from selfcest_training.stages.checks import check_menu, get_reward_weights
+from selfcest_training.stages.probe import draw_probe_requests, group_by_family
 from selfcest_training.stages.registry import make_reward_schedule, make_stages, make_task_menu
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Trainer, TrainStep
@@ -129,7 +134,7 @@ class Job:
         check_menu(self.stages.tasks, make_task_menu(config, job_id.variant, self.families))
         # A second instance: the run's own schedule may be called only once per step.
         schedule = make_reward_schedule(self.variant.rl.reward_schedule, f"{place}.reward_schedule")
-        self.reward.checked_weights(weights_at(schedule, 0))
+        self.reward.checked_weights(get_reward_weights(schedule, 0))
         self.loss_needs = make_loss_sum(self.variant.rl.loss, where=f"{place}.loss").needs
         # The other processes whose CPU seconds count for this job.
         self._elsewhere: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
@@ -404,12 +409,12 @@ class Job:
                 rng = np.random.default_rng(stream_seed("probe", self.id.seed, family))
                 source = {family: self.families[family]}
                 name = f"probe{number}.{family}"
-                requests_by_family |= probe_requests(source, config.probe_episodes, rng, name)
+                requests_by_family |= draw_probe_requests(source, config.probe_episodes, rng, name)
         learner.sync(self.sampler, self.state.step)
         requests = list(chain.from_iterable(requests_by_family.values()))
         records, _ = collect_failures(partial(self.player.play, requests, temperature=0.0))
         self.account.pause()
-        return describe_probe(by_family(requests_by_family, records), config.probe_episodes)
+        return compute_probe_metrics(group_by_family(requests_by_family, records), config.probe_episodes)
 
     def _probes_due(self, progress: float) -> int:
         # The small number makes up for rounding: 3 probes at a progress of 3 x (1 / 3) are 3.
@@ -419,7 +424,7 @@ class Job:
         batch = step.batch
         credit = step.credit
         metrics = {
-            **describe(batch.groups),
+            **compute_rollout_metrics(batch.groups),
             **batch.diagnostics(),
             **credit.diagnostics(),
             **step.metrics,
@@ -428,7 +433,7 @@ class Job:
         }
         log.write("rl", self.state.step - 1, {**metrics, **self.account.metrics()})
         num_logged = self.config.log_groups
-        lines = episode_lines(batch.train_groups[:num_logged], credit.replayed[:num_logged])
+        lines = format_episode_lines(batch.train_groups[:num_logged], credit.replayed[:num_logged])
         self._logs["episodes.jsonl"].append(lines)
         note = f"step {self.state.step} of {self.variant.rl.steps}, {metrics['total_tokens']:.0f} tokens an episode"
         if returns := [value for name, value in probe_metrics.items() if name.endswith("/return")]:

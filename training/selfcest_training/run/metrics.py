@@ -47,7 +47,7 @@ class MetricsLog:
                 closing.callback(board.close)
 
 
-def episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> str:
+def format_episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> str:
     """Return the episodes of the groups as lines of JSON. The episodes of a group come after its replays."""
     lines: list[str] = []
     for group, records in zip(groups, replayed, strict=True):
@@ -55,7 +55,7 @@ def episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[Ep
     return "".join(lines)
 
 
-def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+def compute_rollout_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     """Return means over the episodes of one step.
 
     `term/NAME` is the part of `return` that a reward term adds, 0 where an episode's reward lacks the term, so the
@@ -78,14 +78,14 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         "critical_path": float(np.mean([episode.cost.critical_path_tokens for episode in episodes])),
         "clones": clones / len(episodes),
         "failed_clones": failed / max(1, clones),
-        "equal_groups": float(np.mean([equal_returns(group) for group in groups])),
+        "equal_groups": float(np.mean([has_equal_returns(group) for group in groups])),
         **_correct(episodes),
         **_terms(episodes),
         **_entropy(episodes),
     }
 
 
-def describe_probe(played: Mapping[str, Sequence[EpisodeRecord]], asked: int) -> dict[str, float]:
+def compute_probe_metrics(played: Mapping[str, Sequence[EpisodeRecord]], asked: int) -> dict[str, float]:
     """Return means over the episodes of each family, named `probe/FAMILY/...`.
 
     `return` and its terms have the reward's own weights, not those of a schedule.
@@ -111,7 +111,7 @@ def describe_probe(played: Mapping[str, Sequence[EpisodeRecord]], asked: int) ->
     return metrics
 
 
-def equal_returns(group: EpisodeGroup) -> bool:
+def has_equal_returns(group: EpisodeGroup) -> bool:
     """Return whether all episodes of a group earn the same, up to rounding."""
     returns = [episode.team_return for episode in group.episodes]
     return max(returns) - min(returns) <= 1e-9

@@ -15,7 +15,7 @@ from selfcest_training.run.checkpoint import find_newest_checkpoint, is_rl_check
 from selfcest_training.run.job import JobId
 
 
-def shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
+def find_shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
     """Return, for each job that trains a shared warm start, the jobs that wait for a copy of it."""
     leaders: dict[str, list[str]] = {}  # by the first variant with a warm start, the later variants with an equal one
     for variant, spec in config.variants.items():
@@ -41,7 +41,7 @@ def shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
     return followers
 
 
-def hand_over(config: RunConfig, leader: JobId, follower: JobId) -> None:
+def copy_warm_start(config: RunConfig, leader: JobId, follower: JobId) -> None:
     """Copy a finished warm start from one job to another."""
     source = _folder(config, leader).parent
     target = _folder(config, follower).parent

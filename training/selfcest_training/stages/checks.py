@@ -51,7 +51,7 @@ def _is_playable(plan: PlannedGroup) -> bool:
     return plan.num_rollouts >= 1 and (limits is None or isinstance(limits, Limits))
 
 
-def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
+def get_reward_weights(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
     """Get the weights of a step. Raises `TrainingError` unless they are a mapping. The reward checks their values."""
     who = f"reward schedule {type(schedule).__name__}, step {step}"
     weights: object = call_plugin(who, lambda: schedule.weights(step), TrainingError)

@@ -57,7 +57,7 @@ class StepCredit:
         return {"replayed_tokens": self.sampled_tokens, "excluded_share": num_excluded / max(1, num_turns), **means}
 
 
-def counterfactuals(
+def play_counterfactuals(
     assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays
 ) -> tuple[GroupReplays, ...]:
     """Play the replays that the scheme requests, in one rollout for all groups, and a second one for more replays.
@@ -75,7 +75,7 @@ def counterfactuals(
     first_round = _play(play, episodes, requests)
     more_requests = [
         request_more_replays(assigner, group, records)
-        for group, records in zip(groups, records_of(first_round), strict=True)
+        for group, records in zip(groups, get_records(first_round), strict=True)
     ]
     # The second round may replay episodes of the first one.
     for replays in first_round:
@@ -95,7 +95,7 @@ def _play(
     return replays_by_group
 
 
-def credit_step(
+def assign_step_credit(
     assigner: CreditAssigner,
     groups: Sequence[EpisodeGroup],
     replayed: Sequence[GroupReplays],
@@ -106,13 +106,13 @@ def credit_step(
     Args:
         assigner: the credit scheme.
         groups: the groups to train on.
-        replayed: the replays of each group, from `counterfactuals`.
+        replayed: the replays of each group, from `play_counterfactuals`.
         internals: hidden states or entropies of the policy, for a scheme that needs them.
 
     Raises:
         CreditError: the credit is wrong. The message names the scheme, the turn and the rule.
     """
-    records = records_of(replayed)
+    records = get_records(replayed)
     costs = [_cost(list(replays.values())) for replays in replayed]
     credits = []
     for credit, cost in zip(assign_step(assigner, groups, records, internals), costs, strict=True):
@@ -124,7 +124,7 @@ def credit_step(
     )
 
 
-def records_of(replayed: Sequence[GroupReplays]) -> list[dict[Replay, EpisodeRecord]]:
+def get_records(replayed: Sequence[GroupReplays]) -> list[dict[Replay, EpisodeRecord]]:
     """Return the scored records of every group's replays, without their costs."""
     records = []
     for replays in replayed:

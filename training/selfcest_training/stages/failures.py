@@ -15,13 +15,13 @@ from selfcest_agents.rollout import collect_failures
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, root_episode
 from selfcest_training.credit import CreditAssigner
-from selfcest_training.stages.crediting import GroupReplays, PlayReplays, counterfactuals
+from selfcest_training.stages.crediting import GroupReplays, PlayReplays, play_counterfactuals
 
 
 def replay_groups(
     assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays, max_retries: int
 ) -> tuple[list[EpisodeGroup], tuple[GroupReplays, ...], FailureStats]:
-    """Play the `counterfactuals` of groups with retries.
+    """Play the counterfactual replays of groups, with retries.
 
     The episodes of a group are not played again after a failure, as their seeds would give the same episodes.
 
@@ -38,7 +38,7 @@ def replay_groups(
 
     replayed, replayed_groups, dropped = drop_failed(
         groups,
-        lambda remaining: counterfactuals(assigner, remaining, play_missing),
+        lambda remaining: play_counterfactuals(assigner, remaining, play_missing),
         lambda group, replay: root_episode(replay) in {episode.episode_id for episode in group.episodes},
     )
     # The tokens of dropped episodes and of their replays still count as compute.

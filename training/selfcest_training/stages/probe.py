@@ -13,7 +13,7 @@ from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits
 
 
-def probe_requests(
+def draw_probe_requests(
     families: Mapping[str, TaskSource],
     episodes: int,
     rng: np.random.Generator,
@@ -42,7 +42,7 @@ def probe_requests(
     return requests
 
 
-def by_family(
+def group_by_family(
     requests: Mapping[str, Sequence[RolloutRequest]], records: Sequence[EpisodeRecord]
 ) -> dict[str, list[EpisodeRecord]]:
     """Sort records by the family of their requests. Requests that failed have no record."""

@@ -31,7 +31,7 @@ from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucketed, build_samples
 from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import LearnerProtocol
-from selfcest_training.stages.probe import by_family, probe_requests
+from selfcest_training.stages.probe import draw_probe_requests, group_by_family
 
 _DRAWS = 8  # tasks of a family that are drawn and played at once
 
@@ -174,11 +174,11 @@ class WarmStart:
         limits = override_limits(self.player.limits, phase.limits, "phase.limits")
         families = {name: self.families[name] for name, spec in phase.mix.items() if spec.share > 0}
         self.learner.sync(self.player.sampler, 0)
-        requests = probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
+        requests = draw_probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
         # Accuracy needs the grader only, so no judge is asked.
         records = self.player.without_reward().play(list(chain.from_iterable(requests.values())), 0.0)
         accuracy = {}
-        for family, family_records in by_family(requests, records).items():
+        for family, family_records in group_by_family(requests, records).items():
             num_correct = sum(self.reward.grade(record).correct for record in family_records)
             accuracy[family] = num_correct / len(family_records)
         sampled_tokens = sum(record.cost.generated_tokens for record in records)
