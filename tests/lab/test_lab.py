@@ -76,7 +76,7 @@ from selfcest_training.credit import (
     Parts,
     PerRole,
     Promise,
-    Replayed,
+    ReplayRecords,
     Rloo,
     Shapley,
     ToGo,
@@ -210,7 +210,7 @@ def test_a_value_of_earlier_groups_is_an_unbiased_baseline() -> None:
     class Fitted(Rloo):
         """It as it stands after those groups, which the laboratory can enumerate."""
 
-        def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
             return scheme.assign(group, replayed)
 
     assert "state_zero_error" in scheme.assign(earlier, {}).diagnostics
@@ -442,7 +442,7 @@ class NestedAtFullWeight(Branches):
 
     nested: bool = True
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = super().assign(group, replayed)
         weight = {key: value * (1 + (key.agent_id.depth > 1)) for key, value in credit.weight.items()}
         return replace(credit, weight=weight)
@@ -454,7 +454,7 @@ class SecondThrownAway(Branches):
 
     nested: bool = True
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = super().assign(group, replayed)
         second = {key for key in credit.advantage if replayed_episode(replayed_episode(key.episode_id) or "")}
         advantage = {key: value for key, value in credit.advantage.items() if key not in second}

@@ -42,7 +42,7 @@ from selfcest_training.credit import (
     Credit,
     CreditAssigner,
     Grpo,
-    Replayed,
+    ReplayRecords,
     Rloo,
     TurnInternals,
     assign,
@@ -489,7 +489,7 @@ def seen(
 
 def credit_of(scheme: CreditAssigner, *groups: EpisodeGroup, **what: Any) -> list[Credit]:
     assert scheme.internals
-    nothing: Sequence[Replayed] = [{}] * len(groups)
+    nothing: Sequence[ReplayRecords] = [{}] * len(groups)
     return assign_step(scheme, groups, nothing, seen(*groups, **what))
 
 

@@ -17,7 +17,7 @@ from selfcest_training.credit import (
     Difference,
     Grpo,
     Promise,
-    Replayed,
+    ReplayRecords,
     Rloo,
     ToGo,
     broadcast,
@@ -36,7 +36,7 @@ def by_name(group: EpisodeGroup) -> Mapping[str, EpisodeRecord]:
 class LaterActionsKept:
     """A counterfactual in which the root's recorded answer stands, whatever it would have read instead."""
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         factual = by_name(group)
         kept = {
             replay: changed(record, payoff=(factual[replay.episode_id].reward_terms or {})["payoff"])
@@ -62,7 +62,7 @@ class DifferenceSpendKept(Difference):
 
     name: ClassVar[str] = "difference_spend_kept"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         factual = by_name(group)
         return super().assign(
             group, {replay: self._paid(replay, record, factual) for replay, record in replayed.items()}
@@ -92,7 +92,7 @@ class Backwards(Rloo):
     name: ClassVar[str] = "backwards"
     promise: ClassVar[Promise] = Promise.UNBIASED_UP_TO_SCALE
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = super().assign(group, replayed).advantage
         return Credit({key: -value for key, value in advantage.items() if isinstance(value, float)})
 
@@ -103,7 +103,7 @@ class Entangled(Coma):
 
     name: ClassVar[str] = "entangled"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = dict(Rloo().assign(group, replayed).advantage)
         for episode in group.episodes:
             others = [r.team_return for name, r in replayed.items() if name.episode_id != episode.episode_id]
@@ -131,7 +131,7 @@ class OthersByValue(Rloo):
 
     name: ClassVar[str] = "others_by_value"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         returns = [episode.team_return for episode in group.episodes]
         others = [[value for value in returns if value != own] or [own] for own in returns]
         means = [sum(values) / len(values) for values in others]
@@ -144,7 +144,7 @@ class GoodOthers(Rloo):
 
     name: ClassVar[str] = "good_others"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         returns = [episode.team_return for episode in group.episodes]
         advantages = []
         for k, own in enumerate(returns):
@@ -193,7 +193,7 @@ class MeanWithinClass(Rloo):
         """Good episodes are those in which no clone failed."""
         return not any(agent.failed for agent in episode.agents[1:])
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantages = []
         for episode in group.episodes:
             others = [other for other in group.episodes if other is not episode]
@@ -239,7 +239,7 @@ class OwnRewardsAlone(ToGo):
 
     name: ClassVar[str] = "own_rewards_alone"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = dict(super().assign(group, replayed).advantage)
         after = [
             {
@@ -266,6 +266,6 @@ class FlippedBelow(Rloo):
 
     name: ClassVar[str] = "flipped_below"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = super().assign(group, replayed).advantage
         return Credit({key: -value if key.agent_id.depth == 3 else value for key, value in advantage.items()})  # type: ignore[operator]

@@ -31,7 +31,7 @@ from selfcest_env.types import Answer, Limits, Task
 from selfcest_env.views import Observation
 from selfcest_eval.play.costs import EpisodeCost
 from selfcest_eval.play.strategies import Strategy
-from selfcest_training.credit import Credit, CreditAssigner, Promise, Replayed, broadcast
+from selfcest_training.credit import Credit, CreditAssigner, Promise, ReplayRecords, broadcast
 from selfcest_training.learner.losses import LossInputs
 from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 
@@ -127,7 +127,7 @@ class Raw(CreditAssigner):
     promise = Promise.UNBIASED
     null_player = False
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         seen["credit scheme"] += 1
         return Credit(broadcast(group, [episode.team_return for episode in group.episodes]))
 

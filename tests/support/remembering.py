@@ -12,7 +12,7 @@ import torch
 from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, Count
-from selfcest_training.credit import Credit, Internals, Replayed, Rloo, broadcast
+from selfcest_training.credit import Credit, Internals, ReplayRecords, Rloo, broadcast
 from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 
 
@@ -90,7 +90,7 @@ class RunningMean(Rloo):
         self.sums = torch.zeros(2, dtype=torch.float64)  # of returns, of episodes
 
     def assign_step(
-        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[ReplayRecords], internals: Internals
     ) -> list[Credit]:
         total, count = self.sums.tolist()
         mean = total / count if count else 0.0

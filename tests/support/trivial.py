@@ -21,7 +21,7 @@ from selfcest_env.replay import Intervention, Replay
 from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Role, Task
 from selfcest_env.views import Observation
-from selfcest_training.credit import Credit, Replayed, Rloo
+from selfcest_training.credit import Credit, ReplayRecords, Rloo
 from selfcest_training.learner.losses import LossInputs
 
 
@@ -71,7 +71,7 @@ class LeavesOut(Rloo):
 
     name = "leaves_out"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = super().assign(group, replayed).advantage
         return Credit({key: value for key, value in advantage.items() if key.agent_id != ROOT})
 
@@ -81,7 +81,7 @@ class NotANumberCredit(Rloo):
 
     name = "not_a_number"
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         return Credit(dict.fromkeys(super().assign(group, replayed).advantage, float("nan")))
 
 

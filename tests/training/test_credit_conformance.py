@@ -33,7 +33,7 @@ from selfcest_training.credit import (
     Parts,
     PerRole,
     Promise,
-    Replayed,
+    ReplayRecords,
     Rloo,
     Shapley,
     ToGo,
@@ -85,13 +85,13 @@ class RemembersTheRound(Branches):
 
 
 class LeavesOut(Rloo):
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = super().assign(group, replayed)
         return Credit({key: value for key, value in credit.advantage.items() if key.turn < 2})
 
 
 class Infinite(Rloo):
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         return Credit(dict.fromkeys(super().assign(group, replayed).advantage, float("inf")))
 
 
@@ -103,7 +103,7 @@ class Asks(Coma):
 
 
 class Random(Rloo):
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         return Credit({key: random.random() for key in super().assign(group, replayed).advantage})
 
 
@@ -118,7 +118,7 @@ class RunningMean(Rloo):
 
     seen: list[float] = field(default_factory=list)
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         self.seen.extend(episode.team_return for episode in group.episodes)
         mean = sum(self.seen) / len(self.seen)
         return Credit({key: e.team_return - mean for e in group.episodes for key, _ in e.turns()})
@@ -134,7 +134,7 @@ class Remembers(Coma):
         self.kept[:] = [super().replays(group)]
         return self.kept[0]
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         mean = sum(replayed[replay].team_return if replay in replayed else 0.0 for replay in self.kept[0])
         return Credit({key: e.team_return - mean for e in group.episodes for key, _ in e.turns()})
 
@@ -142,7 +142,7 @@ class Remembers(Coma):
 class Normalises(Rloo):
     """Rewards in place."""
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         for episode in group.episodes:
             episode.reward_terms["score"] /= 2  # type: ignore[index]
         return super().assign(group, replayed)
@@ -160,7 +160,7 @@ class NormalisesEarly(Coma):
 class FirstBorn(Rloo):
     """The first clone of a call is paid twice."""
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = super().assign(group, replayed)
         return Credit({k: 2 * v if k.agent_id == ROOT.child(0) else v for k, v in credit.advantage.items()})  # type: ignore[operator]
 
@@ -168,7 +168,7 @@ class FirstBorn(Rloo):
 class FirstBornOnAverage(Difference):
     """The same with replays of a share of the clones, so that only means can tell."""
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = super().assign(group, replayed)
         return Credit({k: 2 * v if k.agent_id == ROOT.child(0) else v for k, v in credit.advantage.items()})  # type: ignore[operator]
 
@@ -180,7 +180,7 @@ class PaysForNothing(Rloo):
 class KeepsSpend(Difference):
     """A price for the clone's turns remains in the factual return alone, as when the replay forgets to refund it."""
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = super().assign(group, replayed)
         return Credit({k: v - 0.3 if k.agent_id != ROOT else v for k, v in credit.advantage.items()})  # type: ignore[operator]
 
@@ -192,7 +192,7 @@ class Peeks(Coma):
         worst = min(group.episodes, key=lambda episode: episode.team_return).episode_id
         return [replay for replay in super().replays(group) if replay.episode_id == worst]
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         return Rloo().assign(group, replayed)
 
 
@@ -262,7 +262,7 @@ class LastOfSecondRound(Branches):
             by_first[replay.episode_id] = replay
         return list(by_first.values())
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         return Rloo().assign(group, replayed)
 
 
@@ -343,7 +343,7 @@ class Forgets(Coma):
 class InMemory(Rloo):
     """Credit by the identity of objects, which no file can give back."""
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         prompts = {id(agent.turns) for episode in group.episodes for agent in episode.agents}
         return Credit(dict.fromkeys(super().assign(group, replayed).advantage, float(len(prompts))))
 
@@ -398,7 +398,7 @@ def test_a_conformance_error_fails_a_test_like_any_assertion() -> None:
 
 def test_a_scheme_must_declare_itself() -> None:
     class Anonymous(CreditAssigner):
-        def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
             return Rloo().assign(group, replayed)
 
     with pytest.raises(PlugInError, match="Anonymous lacks name, formula, source, promise, null_player; declare them"):

@@ -20,7 +20,7 @@ from selfcest_env.errors import ConfigError, CreditError, PolicyError, RecordErr
 from selfcest_env.record import EpisodeGroup, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
-from selfcest_training.credit import Credit, Replayed, Rloo, make_assigner
+from selfcest_training.credit import Credit, ReplayRecords, Rloo, make_assigner
 from selfcest_training.credit.offline import group_episodes
 from selfcest_training.export.prime_rl import TrainingSample, build_training_samples, read_samples, write_samples
 from selfcest_training.export.stored import CreditedSamples, build_credited_samples, get_group_id
@@ -100,7 +100,7 @@ def test_nothing_to_train_is_an_error() -> None:
     class Nobody(Rloo):
         name = "nobody"
 
-        def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
             return Credit({}, excluded=frozenset(super().assign(group, replayed).advantage))
 
     with pytest.raises(RecordError, match="'nobody' excludes every turn"):

@@ -21,7 +21,7 @@ from selfcest_env.seeding import stream_seed
 from selfcest_lab.exact import Parameters, SolvedGame
 from selfcest_lab.internals import compute_internals
 from selfcest_lab.tabular import Floats, SeededNoise, TabularPolicy
-from selfcest_training.credit import Credit, CreditAssigner, Replayed, Rloo, fit, overrides
+from selfcest_training.credit import Credit, CreditAssigner, ReplayRecords, Rloo, fit, overrides
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator
@@ -53,7 +53,7 @@ def group_gradients(
     parameters: Parameters,
     groups: Sequence[EpisodeGroup],
     credits: Sequence[Credit],
-    replayed: Sequence[Replayed] | None = None,
+    replayed: Sequence[ReplayRecords] | None = None,
     *,
     constant: float = 1.0,
 ) -> Floats:

@@ -36,7 +36,7 @@ from selfcest_lab.tabular import Floats, TabularPolicy
 from selfcest_training.credit import (
     Credit,
     CreditAssigner,
-    Replayed,
+    ReplayRecords,
     assign,
     overrides,
     request_more_replays,
@@ -98,7 +98,7 @@ class _ReplayEnumerator:
         group = EpisodeGroup(episode.task, (episode,))
         reseeded = EpisodeGroup(episode.task, (replace(episode, seed=episode.seed + 1),))
 
-        def play_both_rounds(noise: ScriptedNoise) -> Replayed:
+        def play_both_rounds(noise: ScriptedNoise) -> ReplayRecords:
             policy = TabularPolicy(self.solved.table, noise)
 
             def play(episodes: Iterable[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
@@ -178,7 +178,7 @@ class _MeanAdvantages:
     advantages: TokenAdvantages = field(default_factory=dict)
     branches: list[tuple[float, EpisodeRecord, TokenAdvantages]] = field(default_factory=list)
 
-    def add(self, credit: Credit, episodes: Iterable[EpisodeRecord], replayed: Replayed, weight: float) -> None:
+    def add(self, credit: Credit, episodes: Iterable[EpisodeRecord], replayed: ReplayRecords, weight: float) -> None:
         """Add one outcome of this probability, with the credit of these episodes and of all replays."""
         for episode in episodes:
             for key, advantage in _token_advantages(credit, episode).items():

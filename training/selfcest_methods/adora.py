@@ -21,7 +21,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
 from selfcest_env.structure import NotNegative, OneOf, Share, check_unused
 from selfcest_env.types import FinishReason
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, succeeded
+from selfcest_training.credit.base import Advantage, Credit, Promise, ReplayRecords, succeeded
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
@@ -64,7 +64,7 @@ class Adora(WrapperScheme):
     Options = AdoraOptions
     options: AdoraOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
         is_favoured = self._is_favoured(group)
         factor = self.options.gain if is_favoured else self.options.factor

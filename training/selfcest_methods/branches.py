@@ -24,7 +24,7 @@ from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
     Promise,
-    Replayed,
+    ReplayRecords,
     TurnCounts,
     broadcast,
     leave_one_out,
@@ -78,7 +78,7 @@ class Branches(CreditAssigner, Checked):
                             replays += self._make_replays(str(replay), agent_id)
         return replays
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         # A clone that is born in one of several draws of its parent counts as often as this draw.
         share_of_draw = 1 / (1 + self.samples) if self.nested else 1.0
         births: list[tuple[EpisodeRecord, AgentId, float]] = []  # a clone, the record in which it is born, its share
@@ -102,7 +102,7 @@ class Branches(CreditAssigner, Checked):
                         weight[key] = share / len(draws)
         return Credit(advantage, weight=weight)
 
-    def _get_alternatives(self, record: EpisodeRecord, clone: AgentId, replayed: Replayed) -> list[EpisodeRecord]:
+    def _get_alternatives(self, record: EpisodeRecord, clone: AgentId, replayed: ReplayRecords) -> list[EpisodeRecord]:
         return [replayed[replay] for replay in self._make_replays(record.episode_id, clone)]
 
     def _make_replays(self, record_id: str, clone: AgentId) -> list[Replay]:

@@ -19,7 +19,7 @@ import numpy as np
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.types import Role, TurnKey
 from selfcest_methods.value_head import FittedValues, ValueHead, build_features
-from selfcest_training.credit.base import Credit, Internals, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, Internals, ReplayRecords, broadcast, leave_one_out
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Critic(FittedValues[CriticHeads]):
     source: ClassVar[str] = "Foerster et al. (arXiv 1705.08926)"
 
     def assign_step(
-        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[ReplayRecords], internals: Internals
     ) -> Sequence[Credit]:
         return [self._assign(group, internals) for group in groups]
 

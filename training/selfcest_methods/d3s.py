@@ -26,7 +26,7 @@ from selfcest_env.structure import Above, AtMost, Count
 from selfcest_env.types import TurnKey
 from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, Internal, Internals, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Internal, Internals, Promise, ReplayRecords
 from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
 
 KeptShare = Annotated[float, Above(0), AtMost(1)]
@@ -63,12 +63,12 @@ class D3s(CountsSteps, WrapperScheme):
     Options = D3sOptions
     options: D3sOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         """Return the credit without entropies, which is that of the inner scheme."""
         return checks.assign(self.inner, group, replayed)
 
     def assign_step(
-        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[ReplayRecords], internals: Internals
     ) -> Sequence[Credit]:
         inner_credits = super().assign_step(groups, replayed, internals)
         pairs = list(zip(groups, inner_credits, strict=True))

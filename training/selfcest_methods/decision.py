@@ -20,7 +20,7 @@ from selfcest_env.structure import Count
 from selfcest_env.types import ROOT, Outcome, TurnKey
 from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Promise, ReplayRecords
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
@@ -50,7 +50,7 @@ class Decision(WrapperScheme):
     Options = DecisionOptions
     options: DecisionOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
         decisions: dict[TurnKey, tuple[bool, float]] = {}  # whether the root delegated, and its advantage
         num_tokens: dict[TurnKey, int] = {}

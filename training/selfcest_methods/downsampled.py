@@ -19,7 +19,7 @@ from selfcest_env.replay import root_episode
 from selfcest_env.structure import Count
 from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, Promise, Replayed, succeeded
+from selfcest_training.credit.base import Credit, Promise, ReplayRecords, succeeded
 from selfcest_training.credit.chance import draw_index
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
@@ -53,7 +53,7 @@ class Downsampled(WrapperScheme):
     Options = DownsampledOptions
     options: DownsampledOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
         factors = self._draw_episodes(group)
         advantage = {key: value for key, value in credit.advantage.items() if root_episode(key.episode_id) in factors}

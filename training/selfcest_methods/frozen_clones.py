@@ -18,7 +18,7 @@ from selfcest_env.structure import Size
 from selfcest_env.types import ROOT
 from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, Promise, Replayed
+from selfcest_training.credit.base import Credit, Promise, ReplayRecords
 from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
 
 
@@ -45,7 +45,7 @@ class FrozenClones(CountsSteps, WrapperScheme):
     Options = FrozenClonesOptions
     options: FrozenClonesOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
         if self.state.steps >= self.options.steps:
             return credit

@@ -21,7 +21,7 @@ from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Share
 from selfcest_env.types import TurnKey
 from selfcest_methods.value_head import FittedValues, FittedValuesOptions, ValueHead, build_features
-from selfcest_training.credit.base import Advantage, Credit, Internals, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Internals, ReplayRecords
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Gae(FittedValues[ValueHead]):
     options: GaeOptions
 
     def assign_step(
-        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[ReplayRecords], internals: Internals
     ) -> Sequence[Credit]:
         if not self.state.is_fitted:
             return super().assign_step(groups, replayed, internals)

@@ -31,7 +31,7 @@ from selfcest_training.credit.base import (
     Internal,
     Internals,
     Promise,
-    Replayed,
+    ReplayRecords,
     broadcast,
     group_advantages,
 )
@@ -65,7 +65,7 @@ class Hapo(CreditAssigner, Checked):
     pivot: Share = 0.8
     neutral: NotNegative = 0.1
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         """Return the credit without entropies, which has only the token-level average."""
         fallback = group_advantages(group, scale=True, std_floor=self.std_floor, epsilon=self.epsilon)
         returns = np.array([episode.team_return for episode in group.episodes])
@@ -81,7 +81,7 @@ class Hapo(CreditAssigner, Checked):
         return Credit(broadcast(group, fallback if is_too_large else advantages.tolist()))
 
     def assign_step(
-        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[ReplayRecords], internals: Internals
     ) -> Sequence[Credit]:
         turns: list[tuple[TurnKey, Turn]] = []
         for group in groups:

@@ -20,7 +20,7 @@ from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Count
 from selfcest_env.types import Outcome, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Promise, ReplayRecords
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
@@ -49,7 +49,7 @@ class Salt(WrapperScheme):
     Options = SaltOptions
     options: SaltOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
         keys_by_step: dict[object, list[TurnKey]] = {}
         num_steps = 0

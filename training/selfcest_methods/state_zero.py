@@ -22,7 +22,15 @@ from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import Limits, Task
 from selfcest_methods.buckets import FORGOTTEN, Floats
-from selfcest_training.credit.base import Credit, CreditAssigner, Internals, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import (
+    Credit,
+    CreditAssigner,
+    Internals,
+    Promise,
+    ReplayRecords,
+    broadcast,
+    leave_one_out,
+)
 from selfcest_training.families import Bucket
 
 
@@ -188,7 +196,7 @@ class StateZero(Stateful[TaskValue], CreditAssigner):
     Options = StateZeroOptions
     options: StateZeroOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         returns = [episode.team_return for episode in group.episodes]
         if not self.state.is_fitted:
             # A group of one has no other returns, and any fixed baseline is unbiased: here 0.

@@ -28,7 +28,7 @@ from selfcest_training.credit.base import (
     Internal,
     Internals,
     Promise,
-    Replayed,
+    ReplayRecords,
     broadcast,
     leave_one_out,
 )
@@ -141,7 +141,7 @@ class FittedValues(Stateful[S], CreditAssigner):
     def new_head(self) -> ValueHead:
         return ValueHead(self.options.decay, self.options.ridge)
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         """Return the credit before the first fit, which is that of `rloo`."""
         return Credit(broadcast(group, leave_one_out(group)))
 

@@ -19,7 +19,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Positive
 from selfcest_env.types import AgentId, TurnKey
-from selfcest_training.credit.base import Credit, Replayed, broadcast
+from selfcest_training.credit.base import Credit, ReplayRecords, broadcast
 from selfcest_training.credit.grpo import Grpo
 
 
@@ -47,7 +47,7 @@ class WideSeek(Grpo):
                 f"{loss_denominator_tokens:g}; expected the same number"
             )
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         weight: dict[TurnKey, float] = {}
         for episode in group.episodes:
             num_tokens = Counter[AgentId]()

@@ -16,7 +16,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import AgentId, Role
-from selfcest_training.credit import Credit, CreditAssigner, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit import Credit, CreditAssigner, Promise, ReplayRecords, broadcast, leave_one_out
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Aristocrat(CreditAssigner):
             for what in (Intervention.DEFAULT, Intervention.RESAMPLE)
         ]
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
         for episode in group.episodes:
 

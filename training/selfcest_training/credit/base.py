@@ -17,7 +17,7 @@ from selfcest_env.replay import Replay
 from selfcest_env.types import AgentId, TurnKey
 
 Advantage = float | tuple[float, ...]
-Replayed = Mapping[Replay, EpisodeRecord]
+ReplayRecords = Mapping[Replay, EpisodeRecord]
 # Number of turns of each agent by replay. A second round of replays may depend on nothing else.
 TurnCounts = Mapping[Replay, Mapping[AgentId, int]]
 Floats = npt.NDArray[np.float32]
@@ -124,7 +124,7 @@ class CreditAssigner:
     def check_constant(self, loss_denominator_tokens: float) -> None:
         """Raise `ConfigError` if the scheme does not work with this denominator of the `constant` loss."""
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         """Return the credit of every generated turn.
 
         Args:
@@ -134,7 +134,7 @@ class CreditAssigner:
         raise NotImplementedError(f"{type(self).__name__} overrides neither assign nor assign_step")
 
     def assign_step(
-        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[ReplayRecords], internals: Internals
     ) -> Sequence[Credit]:
         """Return the credit of every group of a step, in order.
 

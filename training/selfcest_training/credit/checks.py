@@ -14,7 +14,7 @@ from selfcest_env.errors import CreditError, SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.types import AgentId, TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner, Internals, Replayed, TurnCounts
+from selfcest_training.credit.base import Credit, CreditAssigner, Internals, ReplayRecords, TurnCounts
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def request_replays(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Repl
     return check_replays(assigner.name, group, replays)
 
 
-def request_more_replays(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> tuple[Replay, ...]:
+def request_more_replays(assigner: CreditAssigner, group: EpisodeGroup, first: ReplayRecords) -> tuple[Replay, ...]:
     """Get the second round of replays that a scheme needs for a group, without those of the first round.
 
     Args:
@@ -49,7 +49,7 @@ def request_more_replays(assigner: CreditAssigner, group: EpisodeGroup, first: R
     return tuple(replay for replay in check_replays(assigner.name, group, replays, first) if replay not in first)
 
 
-def _count_turns(episode: EpisodeRecord, first: Replayed) -> TurnCounts:
+def _count_turns(episode: EpisodeRecord, first: ReplayRecords) -> TurnCounts:
     """Count the turns of each agent in the first replays of an episode."""
     turn_counts: dict[Replay, dict[AgentId, int]] = {}
     for replay, record in first.items():
@@ -136,7 +136,7 @@ def call_plugin(plugin: str, method: Callable[[], T], error: type[SelfcestError]
 
 
 def check_replays(
-    scheme: str, group: EpisodeGroup, replays: Sequence[Replay], first: Replayed = MappingProxyType({})
+    scheme: str, group: EpisodeGroup, replays: Sequence[Replay], first: ReplayRecords = MappingProxyType({})
 ) -> tuple[Replay, ...]:
     """Return each replay once. Raises `CreditError` for a replay that cannot be played.
 
@@ -158,7 +158,9 @@ def check_replays(
     return tuple(dict.fromkeys(replays))
 
 
-def check_credit(scheme: str, group: EpisodeGroup, credit: Credit, replayed: Replayed = MappingProxyType({})) -> Credit:
+def check_credit(
+    scheme: str, group: EpisodeGroup, credit: Credit, replayed: ReplayRecords = MappingProxyType({})
+) -> Credit:
     """Return the credit if it is valid.
 
     Every generated turn of the group must be in exactly one of `advantage` and `excluded`, and all numbers must be
@@ -213,7 +215,7 @@ def _check_names(
     credit: Credit,
     turns: Mapping[TurnKey, Turn],
     branches: Mapping[TurnKey, Turn],
-    replayed: Replayed,
+    replayed: ReplayRecords,
 ) -> None:
     """Raise `CreditError` if a credit names a turn that it may not name."""
     # A plug-in may use keys of any type.
@@ -231,7 +233,7 @@ def _check_names(
         raise CreditError(f"credit scheme '{scheme}' names {description}; expected a turn of the group that it credits")
 
 
-def _find_credited_branches(scheme: str, credit: Credit, replayed: Replayed) -> dict[TurnKey, Turn]:
+def _find_credited_branches(scheme: str, credit: Credit, replayed: ReplayRecords) -> dict[TurnKey, Turn]:
     """Find the turns of replays that a credit names. Raises `CreditError` for a turn that was not played again."""
     branches = {}
     for replay, record in replayed.items():

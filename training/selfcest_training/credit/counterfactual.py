@@ -18,7 +18,7 @@ from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId, Role, TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, CreditAssigner, ReplayRecords, broadcast, leave_one_out
 from selfcest_training.credit.chance import flip_coin
 
 
@@ -41,7 +41,7 @@ class Counterfactual(CreditAssigner, Checked):
                     replays.append(counterfactual)
         return replays
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
         differences: dict[TurnKey, float] = {}
         for episode in group.episodes:

@@ -20,7 +20,7 @@ import numpy as np
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import AgentId, Outcome, Role, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Promise, ReplayRecords
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
@@ -41,7 +41,7 @@ class Gated(WrapperScheme):
     Options = GatedOptions
     options: GatedOptions
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         credit = checks.assign(self.inner, group, replayed)
         failed_clones: set[tuple[str, AgentId]] = set()
         for record in (*group.episodes, *replayed.values()):

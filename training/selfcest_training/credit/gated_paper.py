@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Checked, Size
 from selfcest_env.types import Outcome, Role, TurnKey
-from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, group_advantages
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, ReplayRecords, group_advantages
 
 _MAX_RATIO = 1.5
 _EPSILON = 1e-8
@@ -41,7 +41,7 @@ class GatedPaper(CreditAssigner, Checked):
     malformed_tokens: Size = 192
     late_terms: tuple[str, ...] = ("malformed",)
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         roots = group_advantages(group, scale=True, std_floor=0.0, epsilon=1e-6)
         advantage: dict[TurnKey, Advantage] = {}
         num_clones = 0

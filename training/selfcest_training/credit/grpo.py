@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, NotNegative
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, broadcast, group_advantages
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, ReplayRecords, broadcast, group_advantages
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Grpo(CreditAssigner, Checked):
     epsilon: NotNegative = 0.0
     scale: bool = True
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         return Credit(broadcast(group, self.per_episode(group)))
 
     def per_episode(self, group: EpisodeGroup) -> list[float]:

@@ -16,7 +16,7 @@ from selfcest_training.credit import (
     Credit,
     CreditAssigner,
     NotInRecordsError,
-    Replayed,
+    ReplayRecords,
     assign,
     request_more_replays,
     request_replays,
@@ -111,7 +111,7 @@ def assign_stored(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Cred
 
 
 def assign_stored_group(
-    assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed, stored: StoredEpisodes
+    assigner: CreditAssigner, group: EpisodeGroup, replayed: ReplayRecords, stored: StoredEpisodes
 ) -> Credit:
     """Compute the credit of one group of a file. Raises `NotInRecordsError` if the scheme refuses the group."""
     try:

@@ -25,7 +25,7 @@ from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
     Promise,
-    Replayed,
+    ReplayRecords,
     broadcast,
     leave_one_out,
     subtract_mean_of_others,
@@ -42,7 +42,7 @@ class Parts(CreditAssigner):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
         part_returns = [episode.returns_by_part for episode in group.episodes]
         part_keys: set[str] = set()

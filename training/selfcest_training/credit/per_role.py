@@ -21,7 +21,7 @@ from selfcest_env.replay import Replay
 from selfcest_env.structure import Checked
 from selfcest_env.types import ROOT, Role, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, TurnCounts
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, ReplayRecords, TurnCounts
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
@@ -71,7 +71,7 @@ class PerRole(Configured, CreditAssigner):
             replays += scheme.more_replays(episode, turn_counts)
         return list(dict.fromkeys(replays))
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage: dict[TurnKey, Advantage] = {}
         weight: dict[TurnKey, float] = {}
         diagnostics: dict[str, float] = {}

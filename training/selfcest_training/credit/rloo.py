@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, ReplayRecords, broadcast, leave_one_out
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,5 @@ class Rloo(CreditAssigner):
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = False
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         return Credit(broadcast(group, leave_one_out(group)))

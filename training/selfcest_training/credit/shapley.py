@@ -26,7 +26,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId, TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, ReplayRecords, broadcast, leave_one_out
 from selfcest_training.credit.chance import draw_index, flip_coin
 
 
@@ -80,7 +80,7 @@ class Shapley(CreditAssigner, Checked):
                     replays.append(replay)
         return replays
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
         for game in self._list_games(group):
             values: dict[frozenset[AgentId], float] = {}

@@ -18,7 +18,7 @@ from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Genera
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts, TurnKey
-from selfcest_training.credit.base import Replayed
+from selfcest_training.credit.base import ReplayRecords
 
 FIRST, SECOND, THIRD = (ROOT.child(i) for i in range(3))
 NESTED = SECOND.child(0)
@@ -91,7 +91,9 @@ class SyntheticGroup:
         self.seed = seed
         self.group = EpisodeGroup(_TASK, tuple(self._make_episode(f"w{seed}.e{k}", k) for k in range(size)))
 
-    def play(self, replays: Sequence[Replay], first: Replayed = MappingProxyType({})) -> dict[Replay, EpisodeRecord]:
+    def play(
+        self, replays: Sequence[Replay], first: ReplayRecords = MappingProxyType({})
+    ) -> dict[Replay, EpisodeRecord]:
         """Play replays and return their scored records.
 
         Args:

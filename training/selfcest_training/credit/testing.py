@@ -25,7 +25,7 @@ from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
     Promise,
-    Replayed,
+    ReplayRecords,
     TurnInternals,
     overrides,
 )
@@ -97,14 +97,14 @@ def _assign(assigner: CreditAssigner, synthetic: SyntheticGroup) -> Credit:
     return _assign_group(assigner, synthetic.group, _play_replays(assigner, synthetic))
 
 
-def _play_replays(assigner: CreditAssigner, synthetic: SyntheticGroup) -> Replayed:
+def _play_replays(assigner: CreditAssigner, synthetic: SyntheticGroup) -> ReplayRecords:
     """Play both rounds of replays that a scheme requests."""
     first = synthetic.play(request_replays(assigner, synthetic.group))
     second = synthetic.play(request_more_replays(assigner, synthetic.group, first), first)
     return {**first, **second}
 
 
-def _assign_group(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed) -> Credit:
+def _assign_group(assigner: CreditAssigner, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
     internals = _make_internals(group) if assigner.internals else None
     (credit,) = assign_step(assigner, [group], [replayed], internals)
     return credit

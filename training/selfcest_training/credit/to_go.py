@@ -22,7 +22,7 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, TurnKey
-from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, leave_one_out
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, ReplayRecords, leave_one_out
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ToGo(CreditAssigner):
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = False
 
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         returns_to_go = [_compute_returns_to_go(episode) for episode in group.episodes]
         advantage: dict[TurnKey, Advantage] = {}
         for k, (episode, rloo_advantage) in enumerate(zip(group.episodes, leave_one_out(group), strict=True)):

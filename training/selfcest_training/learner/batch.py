@@ -18,7 +18,7 @@ from torch import Tensor
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import AgentId, TurnKey
-from selfcest_training.credit import Credit, Replayed
+from selfcest_training.credit import Credit, ReplayRecords
 from selfcest_training.learner.options import Denominator
 
 
@@ -128,7 +128,7 @@ def mini_batches(
     denominator: Denominator,
     constant: float,
     planned_episodes: int,
-    replayed: Sequence[Replayed] | None = None,
+    replayed: Sequence[ReplayRecords] | None = None,
 ) -> list[list[Sample]]:
     """Split a step into exactly `count` mini-batches of samples.
 
@@ -162,7 +162,7 @@ def build_samples(
     denominator: Denominator,
     constant: float,
     num_episodes: float | None = None,
-    replayed: Sequence[Replayed] | None = None,
+    replayed: Sequence[ReplayRecords] | None = None,
 ) -> list[Sample]:
     """Build the samples of one mini-batch: one per agent with a trained turn, in an episode or in a replay.
 
