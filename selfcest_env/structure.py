@@ -416,8 +416,9 @@ def _annotated(base: Any, metadata: Sequence[Any], expected: str) -> _Read:
 
     def read(value: Any) -> Any:
         typed = read_base(value)
-        if not all(bound.holds(typed) for bound in bounds):
-            raise ValidationError.of(value, expected, choices)
+        for bound in bounds:
+            if not bound.holds(typed):
+                raise ValidationError.of(value, expected, choices)
         return typed
 
     return _or_one(read, expected) if any(isinstance(item, OrOne) for item in metadata) else read
@@ -485,7 +486,10 @@ def _sequence(item: Any, make: Callable[[Iterable[Any]], Any], expected: str) ->
             raise ValidationError.of(value, expected)
         if unchanged_types.issuperset(map(type, value)):  # a fast path for thousands of token ids
             return make(value)
-        return make([_at(f"[{i}]", read_item, item) for i, item in enumerate(value)])
+        try:
+            return make(list(map(read_item, value)))
+        except ValidationError:  # read again, to say which item is wrong
+            return make([_at(f"[{i}]", read_item, item) for i, item in enumerate(value)])
 
     return read
 
@@ -560,7 +564,7 @@ def _object(type_: Any, expected: str) -> _Read:
 
 def _constructor(cls: type, expected: str = "a mapping") -> _Read:
     def read(value: Any) -> Any:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, (dict, Mapping)):  # asking for a dict first is several times faster
             raise ValidationError.of(value, expected)
         known = _parameters(cls)
         arguments = {}

@@ -175,3 +175,5 @@ def _save(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None
             # Dates and versions would change the file at every run.
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
             figure.savefig(partial, dpi=160, format=kind, metadata=metadata)
+        # The layout is computed for the first file only: it takes as long as the drawing.
+        figure.set_layout_engine("none")

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Fault, Outcome, Status, TurnFacts
+from selfcest_eval.play.results import Result
 from selfcest_training.run.metrics import has_equal_returns
 
 MIN_EPISODES = 20  # of a policy on a family, below which "never" and "always" are not counted
@@ -215,6 +216,11 @@ class PathologyCounter:
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Count] = {}
         self._families: dict[tuple[str, str], _FamilyCounts] = {}
+
+    def add_result(self, file: Path, result: Result) -> None:
+        """Count the pathologies of the episode of a result whose answer counts."""
+        key = result.place
+        self.add_episode(key.strategy, key.family, key.size, file, result.episodes[result.chosen])
 
     def add_episode(self, owner: str, family: str, size: str, file: Path, record: EpisodeRecord) -> None:
         """Count the pathologies of one evaluated episode of a strategy."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,17 @@ from selfcest_agents.server_counts import format_server_counts
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import to_builtins
 from selfcest_eval.play.config import StudyConfig, load_stored_study
-from selfcest_eval.play.results import Result, read_results, read_unplayable
+from selfcest_eval.play.results import Result, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.jobs import JobLog, describe_failed_warm_starts, describe_restarts, read_jobs
 from selfcest_eval.report.pathologies import Count, PathologyCounter
 from selfcest_eval.report.settings import AnalysisSettings, check_result_keys, make_settings
 from selfcest_eval.report.training_run import (
     AFTER_RL,
-    list_evaluated_policies,
     list_server_folders,
     make_run_study,
     pair_variants,
+    read_file,
     read_run_results,
     sort_by_eval_set,
 )
@@ -147,7 +147,8 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
     jobs = list(chain.from_iterable(map(read_jobs, configs)))
     variants_in_order = list(config.variants)
     jobs.sort(key=lambda job: variants_in_order.index(job.variant))
-    results, notes = _read_results(configs, is_training=for_page and bool(jobs))
+    counter = PathologyCounter()
+    results, notes = _read_results(configs, counter if for_page else None, is_training=for_page and bool(jobs))
     variants = pair_variants(config, {result.place.strategy for result in results})
     before = {after: earlier for after, earlier in variants.items() if earlier is not None}
     delegating = []
@@ -166,7 +167,7 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
         final=list(variants),
         before=before,
         jobs=jobs,
-        pathologies=_pathologies_of_run(configs, {*variants, *before.values()}) if for_page else {},
+        pathologies=_pathologies_of_run(configs, counter, {*variants, *before.values()}) if for_page else {},
         warnings=[
             *notes,
             *describe_failed_warm_starts(jobs, config.compute_tokens),
@@ -177,11 +178,14 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
     )
 
 
-def _read_results(configs: Sequence[RunConfig], is_training: bool) -> tuple[list[Result], list[str]]:
+def _read_results(
+    configs: Sequence[RunConfig], counter: PathologyCounter | None, is_training: bool
+) -> tuple[list[Result], list[str]]:
     """Return the results of all runs, of the strategies that all of them have, and notes on missing ones.
 
     Args:
         configs: of the runs.
+        counter: counts the pathologies of every result as it is read; `None`: they are not counted.
         is_training: whether a run may have no results yet.
     """
     if not configs[0].evaluation.eval_sets:
@@ -191,7 +195,7 @@ def _read_results(configs: Sequence[RunConfig], is_training: bool) -> tuple[list
     strategies_of_runs = []
     for config in configs:
         try:
-            results_of_run, notes_of_run = read_run_results(config)
+            results_of_run, notes_of_run = read_run_results(config, None if counter is None else counter.add_result)
         except ConfigError as error:
             if not is_training:
                 raise
@@ -220,15 +224,13 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; finish it with --resume")
-    stored = list(read_results(file, whole=bool(find_forced_triples(config)), experts=True))
+    counter = PathologyCounter()
+    stored = read_file(file, bool(find_forced_triples(config)), counter.add_result if for_page else None)
     unplayable = read_unplayable(file)
     check_result_keys(config, stored, file)
     results = leave_out(stored, unplayable)
     settings = make_settings(config, crossed=crossed)
     final = [name for name in config.strategies if name not in settings.aside]
-    pathologies = PathologyCounter()
-    if for_page:
-        _count_pathologies(pathologies, file, set(final))
     return Source(
         name=config.name,
         folders=[config.folder],
@@ -237,34 +239,22 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
         settings=settings,
         decisions=find_decisions(config, results),
         final=final,
-        pathologies=pathologies.finish(),
+        pathologies={key: count for key, count in counter.finish().items() if key[1] in final},
         warnings=[*unplayable_lines(stored, unplayable), *format_server_counts(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),
     )
 
 
-def _pathologies_of_run(configs: Sequence[RunConfig], labels: set[str]) -> dict[tuple[str, str], Count]:
-    """Count the pathologies of evaluated strategies with these labels, and of the stored training groups."""
-    counter = PathologyCounter()
+def _pathologies_of_run(
+    configs: Sequence[RunConfig], counter: PathologyCounter, labels: set[str]
+) -> dict[tuple[str, str], Count]:
+    """Count the pathologies of the stored training groups too, and return those of strategies with these labels."""
+    variants = set[str]()
     for config in configs:
-        for variant, spec in config.variants.items():
-            stages = dict.fromkeys(part.stage for part in list_evaluated_policies(config) if part.variant == variant)
-            for seed in config.seeds:
-                folder = config.folder / variant / f"seed{seed}"
-                for stage in stages:
-                    file = folder / stage / "results.jsonl"
-                    if file.is_file():
-                        _count_pathologies(counter, file, labels)
-                file = folder / "episodes.jsonl"
-                if spec.rl.steps and file.is_file() and file.stat().st_size:
-                    for group in read_groups(file).groups:
-                        counter.add_group(variant, file, group)
-    return counter.finish()
-
-
-def _count_pathologies(counter: PathologyCounter, file: Path, labels: set[str]) -> None:
-    """Count the pathologies of the episodes whose answers count, one by one."""
-    for result in read_results(file, whole=True):
-        key = result.place
-        if key.strategy in labels:
-            counter.add_episode(key.strategy, key.family, key.size, file, result.episodes[result.chosen])
+        for variant, seed in product(config.variants, config.seeds):
+            file = config.folder / variant / f"seed{seed}" / "episodes.jsonl"
+            if config.variants[variant].rl.steps and file.is_file() and file.stat().st_size:
+                variants.add(variant)
+                for group in read_groups(file).groups:
+                    counter.add_group(variant, file, group)
+    return {key: count for key, count in counter.finish().items() if key[1] in labels | variants}

@@ -5,7 +5,7 @@ Each job plays its own part of it with its own weights, and the results of all j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -162,22 +162,36 @@ def evaluate_job(
     study.play(Store(_folder(config, variant, seed) / stage), on_played, player)
 
 
-def read_run_results(config: RunConfig, *, whole: bool = False) -> tuple[list[Result], list[str]]:
+def read_run_results(
+    config: RunConfig, on_result: Callable[[Path, Result], None] | None = None
+) -> tuple[list[Result], list[str]]:
     """Return the results of all jobs so far, of the seeds that every strategy has, and notes on missing ones.
 
     Args:
         config: of the run.
-        whole: with the episodes of every variant, and not only of those whose choices were forced.
+        on_result: called with the file of every result and the result, which then has its episodes. It is not called
+            for perfect players.
 
     Raises:
         ConfigError: there are no results, or an earlier version wrote them.
     """
-    study = make_run_study(config)
-    results_by_part = {}
+    results_by_part: dict[EvaluatedPolicy, dict[int, list[Result]]] = {}
+    parts_by_folder: dict[tuple[str, EvaluationStage], list[EvaluatedPolicy]] = {}
     for part in list_evaluated_policies(config):
-        results_by_seed = dict(_read_part(config, study, part, whole))
-        if results_by_seed:
-            results_by_part[part] = results_by_seed
+        results_by_part[part] = {}
+        parts_by_folder.setdefault((part.variant, part.stage), []).append(part)
+    study = make_run_study(config)
+    for ((variant, stage), parts), seed in product(parts_by_folder.items(), config.seeds):
+        path = _results_file(config, variant, stage, seed)
+        if path.exists():
+            # The choices of a variant are read off its episodes.
+            results_of_file = read_file(path, config.variants[variant].forced, on_result)
+            for part in parts:
+                label = part.label(config)
+                results = [result for result in results_of_file if result.place.strategy == label]
+                check_result_keys(replace(study, seeds=(seed,)), results, path)
+                results_by_part[part][seed] = results
+    results_by_part = {part: by_seed for part, by_seed in results_by_part.items() if by_seed}
     if not results_by_part:
         old = next(config.folder.glob("*/seed*/evaluation*.jsonl"), None)
         advice = f"{old} is of an earlier version; train again under another name" if old else "train first"
@@ -191,37 +205,32 @@ def read_run_results(config: RunConfig, *, whole: bool = False) -> tuple[list[Re
         seeds = ", ".join(map(str, sorted(shared)))
         lacking = f"; without {', '.join(missing)}" if missing else ""
         notes.append(f"not everything has been evaluated yet: this is of the seeds {seeds}{lacking}")
-    results: list[Result] = []
+    results = []
     # Parts of one variant and stage share a file, which is read once.
     files: dict[Path, None] = {}
     for part, results_by_seed in complete.items():
         for seed in config.seeds:
             if seed in shared:
                 results += results_by_seed[seed]
-                files[_results_file(config, part, seed)] = None
+                files[_results_file(config, part.variant, part.stage, seed)] = None
     labels = {part.label(config) for part in complete}
     unplayable = [item for item in chain.from_iterable(map(read_unplayable, files)) if item.place.strategy in labels]
     return leave_out(results, unplayable), [*notes, *unplayable_lines(results, unplayable)]
 
 
-def _read_part(
-    config: RunConfig, study: StudyConfig, part: EvaluatedPolicy, whole: bool
-) -> Iterator[tuple[int, list[Result]]]:
-    """Yield each seed that has played the part, with its results."""
-    label = part.label(config)
-    # The choices of a variant are read off its episodes.
-    whole = whole or config.variants[part.variant].forced
-    for seed in config.seeds:
-        path = _results_file(config, part, seed)
-        if path.exists():
-            stored = read_results(path, whole=whole, experts=True)
-            results = [result for result in stored if result.place.strategy == label]
-            check_result_keys(replace(study, seeds=(seed,)), results, path)
-            yield seed, results
+def read_file(path: Path, with_episodes: bool, on_result: Callable[[Path, Result], None] | None) -> list[Result]:
+    """Return all results of a file, and show each to `on_result` as it is read; see `read_run_results`."""
+    results = []
+    for result in read_results(path, whole=with_episodes or on_result is not None, experts=True):
+        if on_result is not None and result.place.style is None:
+            on_result(path, result)
+        # Episodes are most of the memory of a large run.
+        results.append(result if with_episodes else replace(result, episodes=()))
+    return results
 
 
-def _results_file(config: RunConfig, part: EvaluatedPolicy, seed: int) -> Path:
-    return _folder(config, part.variant, seed) / part.stage / "results.jsonl"
+def _results_file(config: RunConfig, variant: str, stage: EvaluationStage, seed: int) -> Path:
+    return _folder(config, variant, seed) / stage / "results.jsonl"
 
 
 def list_server_folders(config: RunConfig) -> list[Path]:
