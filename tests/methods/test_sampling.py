@@ -275,27 +275,27 @@ def test_a_task_goes_on_until_it_has_enough_of_both() -> None:
     done = played("a", [RIGHT, WRONG, RIGHT, WRONG], name="g0")
     slow, hopeless = played("b", [RIGHT, WRONG, WRONG, WRONG], name="g1"), played("c", [WRONG] * 4, name="g2")
     first = checks.filter_groups(group_filter, 0, [done, slow, hopeless], 3, 1)
-    assert first.again == (PlannedGroup(slow.task, 4, Limits()), PlannedGroup(hopeless.task, 4, Limits()))
+    assert first.further_rollouts == (PlannedGroup(slow.task, 4, Limits()), PlannedGroup(hopeless.task, 4, Limits()))
     more = played("b", [WRONG, WRONG, RIGHT, WRONG], name="g3", of=slow)
     again = played("c", [WRONG] * 4, name="g4", of=hopeless)
     second = checks.filter_groups(group_filter, 0, [done, slow, hopeless, more, again], 3, 2)
-    assert [plan.task for plan in second.again] == [hopeless.task]
-    assert second.kept == (
+    assert [plan.task for plan in second.further_rollouts] == [hopeless.task]
+    assert second.groups == (
         done,
         EpisodeGroup(slow.task, slow.episodes + more.episodes),
         EpisodeGroup(hopeless.task, hopeless.episodes + again.episodes),
     )
     third = checks.filter_groups(group_filter, 0, [done, slow, hopeless, more, again], 3, 3)
-    assert third.again == (), "no more rounds"
-    assert third.kept == second.kept
+    assert third.further_rollouts == (), "no more rounds"
+    assert third.groups == second.groups
     positive = checks.filter_groups(replace(group_filter, enough="positive"), 0, [done, slow, hopeless], 3, 1)
-    assert [plan.task for plan in positive.again] == [hopeless.task]
+    assert [plan.task for plan in positive.further_rollouts] == [hopeless.task]
     assert ReinforceAda(max_rounds=1).filter(0, [done, slow], 2, 1) == FilterResult((done, slow))
     tight = Limits(total_tokens=100)
     other = EpisodeGroup(slow.task, tuple(replace(episode, limits=tight) for episode in more.episodes))
     apart = group_filter.filter(0, [slow, more, other], 3, 1)
-    assert [len(group.episodes) for group in apart.kept] == [8, 4], "drawn twice it is one task; of other limits, two"
-    assert apart.again == (PlannedGroup(slow.task, 4, tight),)
+    assert [len(group.episodes) for group in apart.groups] == [8, 4], "drawn twice it is one task; of other limits, two"
+    assert apart.further_rollouts == (PlannedGroup(slow.task, 4, tight),)
 
 
 def test_down_sampling_trains_both_outcomes_with_the_baseline_of_all() -> None:
@@ -363,11 +363,11 @@ def adaptive(rate: float, enough: str, rounds: int = 2) -> tuple[float, float]:
     group_filter, mean, gain = ReinforceAda(size=2, max_rounds=rounds, enough=enough), 0.0, 0.0  # type: ignore[arg-type]
     for probability, right in outcomes(rate, 2 * rounds):
         groups = [played("a", right[:2], name="g0")]
-        while again := group_filter.filter(0, groups, 1, len(groups)).again:
+        while again := group_filter.filter(0, groups, 1, len(groups)).further_rollouts:
             (plan,) = again
             start = 2 * len(groups)
             groups.append(played("a", right[start : start + plan.num_rollouts], name=f"g{start}", of=groups[0]))
-        (whole,) = group_filter.filter(0, groups, 1, rounds).kept
+        (whole,) = group_filter.filter(0, groups, 1, rounds).groups
         mean += probability * sum(e.team_return for e in whole.episodes) / len(whole.episodes)
         gain += probability * ascent(whole, Rloo().assign(whole, {}), rate) / 2
     return mean, gain

@@ -113,7 +113,7 @@ class Twins:
 class NotTheFirst:
     """A group filter."""
 
-    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
         seen["group filter"] += 1
         return FilterResult(tuple(groups[1:]))
 

@@ -48,9 +48,9 @@ class AsksOnceMore:
     def __init__(self) -> None:
         self.steps = 0
 
-    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
         if rounds == 1 and self.steps % 2:
-            return FilterResult((), more=1)
+            return FilterResult((), num_new_tasks=1)
         self.steps += 1
         return FilterResult(tuple(groups[1:]))
 
@@ -129,5 +129,5 @@ class Melts(AsksOnceMore):
 class KeepsOne:
     """A group filter for the last group."""
 
-    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
         return FilterResult(tuple(groups[-1:]))

@@ -270,7 +270,7 @@ def test_what_cannot_be_is_refused_before_work(one: OneRank) -> None:
     with pytest.raises(ConfigError, match=r"lora.per_role is true and cluster.learner_ranks is 1"):
         LearnerGroup(one, spec(lora=LoraOptions(rank=4, alpha=8, per_role=True)))
     learner = LearnerGroup(one, spec())
-    with pytest.raises(RecordError, match="load it with the model and LoRA options it had"):
+    with pytest.raises(RecordError, match="load them with the model and LoRA options"):
         learner.restore(alone(spec(model=PlugIn("tiny", {**SHAPE, "hidden_size": 16}))).state(), 0)
     assert zero_weight_sample().weight == 0
 

@@ -65,20 +65,21 @@ def pair(name: str, first: float, second: float) -> EpisodeGroup:
 
 def test_all_admits_everything_and_asks_for_nothing() -> None:
     groups = [pair("g0", 1.0, 1.0), pair("g1", 1.0, 0.0)]
-    assert KeepAll().filter(0, groups, wanted=2, rounds=1) == FilterResult(tuple(groups))
+    assert KeepAll().filter(0, groups, num_groups=2, rounds=1) == FilterResult(tuple(groups))
 
 
 def test_varied_drops_equal_groups_and_refills_up_to_its_bound() -> None:
     equal, varied, close = pair("g0", 1.0, 1.0), pair("g1", 1.0, 0.0), pair("g2", 0.5, 0.51)
     group_filter = KeepVaried(max_rounds=2)
-    assert group_filter.filter(0, [equal, varied, equal], wanted=3, rounds=1) == FilterResult((varied,), more=2)
-    assert group_filter.filter(0, [equal, varied, equal, close, equal], wanted=3, rounds=2) == FilterResult(
+    first = group_filter.filter(0, [equal, varied, equal], num_groups=3, rounds=1)
+    assert first == FilterResult((varied,), num_new_tasks=2)
+    assert group_filter.filter(0, [equal, varied, equal, close, equal], num_groups=3, rounds=2) == FilterResult(
         (varied, close)
     )
-    assert group_filter.filter(0, [varied, close, varied], wanted=2, rounds=2) == FilterResult((varied, close)), (
-        "no more than wanted"
+    assert group_filter.filter(0, [varied, close, varied], num_groups=2, rounds=2) == FilterResult((varied, close)), (
+        "no more than planned"
     )
-    assert KeepVaried(tolerance=0.02).filter(0, [varied, close], wanted=1, rounds=1) == FilterResult((varied,))
+    assert KeepVaried(tolerance=0.02).filter(0, [varied, close], num_groups=1, rounds=1) == FilterResult((varied,))
 
 
 @pytest.mark.parametrize("options", [{"tolerance": -1.0}, {"tolerance": float("nan")}, {"max_rounds": 0}])
@@ -204,9 +205,9 @@ def test_retries_that_a_group_filter_chose_by_outcomes_are_shown_to_rewards_alon
             self.seen.append([group.episodes[0].episode_id for group in groups])
 
     class Again:
-        def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+        def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
             again = (PlannedGroup(groups[0].task, 2),) if rounds < 3 else ()
-            return FilterResult(tuple(groups), more=int(rounds == 1), again=again)
+            return FilterResult(tuple(groups), num_new_tasks=int(rounds == 1), further_rollouts=again)
 
     tasks, rewards = Watches(), Watches()
     stages = Stages(tasks, Again(), rewards, Rloo())
@@ -336,14 +337,15 @@ def test_a_stage_fails_by_name() -> None:
     for planned in (5, [], [plan], [groups[0].task]):
         with pytest.raises(TrainingError, match="task sampler Odd, step 3: (raised TypeError|proposed .* expected)"):
             checks.propose(Odd(propose=planned), 3, 4, None, None)  # type: ignore[arg-type]
-    for admission in (None, FilterResult(tuple(groups), more=-1)):
+    for admission in (None, FilterResult(tuple(groups), num_new_tasks=-1)):
         with pytest.raises(
-            TrainingError, match="group filter Odd, step 3: returned .*; expected a FilterResult with more >= 0"
+            TrainingError, match="group filter Odd, step 3: returned .*; expected a FilterResult with num_new_tasks"
         ):
             checks.filter_groups(Odd(filter=admission), 3, groups, 1, 1)
-    with pytest.raises(TrainingError, match=r"group filter Odd, step 3: again is \(.*; expected PlannedGroups"):
-        checks.filter_groups(Odd(filter=FilterResult((), again=(plan,))), 3, groups, 1, 1)
-    for admission in (FilterResult((), more=1), FilterResult((), again=(replace(plan, num_rollouts=1),))):
+    with pytest.raises(TrainingError, match=r"step 3: further_rollouts is \(.*; expected PlannedGroups"):
+        checks.filter_groups(Odd(filter=FilterResult((), further_rollouts=(plan,))), 3, groups, 1, 1)
+    further = FilterResult((), further_rollouts=(replace(plan, num_rollouts=1),))
+    for admission in (FilterResult((), num_new_tasks=1), further):
         with pytest.raises(TrainingError, match="group filter Odd, step 3: asks for more after 1000 rounds"):
             checks.filter_groups(Odd(filter=admission), 3, groups, 1, checks.MAX_ROUNDS)
     with pytest.raises(TrainingError, match="reward schedule Odd, step 3: weights are None; expected a mapping"):
@@ -403,7 +405,7 @@ def test_options_of_a_stage_are_read_like_those_of_a_dataclass() -> None:
 class OldGate:
     """A group filter of release 0.1."""
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+    def admit(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
         return FilterResult(tuple(groups))
 
 

@@ -40,7 +40,7 @@ class ReinforceAda(Checked):
     max_rounds: Count = 4
     term: str = "correct"
 
-    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
         joined = _join_by_task(groups)
         again = []
         for rollouts in joined:
@@ -48,7 +48,7 @@ class ReinforceAda(Checked):
                 first_group = rollouts.first_group
                 again.append(PlannedGroup(first_group.task, len(first_group.episodes), rollouts.limits))
         joined_groups = [EpisodeGroup(rollouts.first_group.task, tuple(rollouts.episodes)) for rollouts in joined]
-        return FilterResult(tuple(joined_groups), again=tuple(again))
+        return FilterResult(tuple(joined_groups), further_rollouts=tuple(again))
 
     def _is_done(self, episodes: Sequence[EpisodeRecord]) -> bool:
         num_right = sum(succeeded(episode, self.term) for episode in episodes)

@@ -144,13 +144,15 @@ class Trainer:
         failures = FailureStats()
         rounds = 0
         planned_episodes = 0
-        result = FilterResult((), more=config.tasks_per_step)
-        while result.more or result.again:
-            new_plans = propose(stages.tasks, step, result.more, self.menu, rng) if result.more else []
+        result = FilterResult((), num_new_tasks=config.tasks_per_step)
+        while result.num_new_tasks or result.further_rollouts:
+            new_plans: list[PlannedGroup] = []
+            if result.num_new_tasks:
+                new_plans = propose(stages.tasks, step, result.num_new_tasks, self.menu, rng)
             new_groups, new_failures = play(new_plans, after=planned)
             planned = [*planned, *new_plans]
-            further_groups, further_failures = play(result.again, after=planned)
-            planned = [*planned, *result.again]
+            further_groups, further_failures = play(result.further_rollouts, after=planned)
+            planned = [*planned, *result.further_rollouts]
             groups = [*groups, *new_groups, *further_groups]
             failures = failures + new_failures + further_failures
             failures.check(step, len(planned), config.retry)
@@ -167,13 +169,13 @@ class Trainer:
         # The weights that played the episodes play the replays too, so replays belong to the rollouts.
         play_replays = partial(player.play_replays, temperature=config.temperature)
         train_groups, replayed, replay_failures = replay_groups(
-            stages.credit, result.kept, play_replays, config.max_retries
+            stages.credit, result.groups, play_replays, config.max_retries
         )
         failures += replay_failures
         failures.check(step, len(planned), config.retry)
         train_group_ids = {id(group) for group in train_groups}
         failed_episodes: list[EpisodeRecord] = []
-        for group in result.kept:
+        for group in result.groups:
             if id(group) not in train_group_ids:
                 failed_episodes.extend(group.episodes)
         played_groups = remove_episodes(groups, failed_episodes)

@@ -69,8 +69,8 @@ class TaskSampler(Protocol):
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """Receive the scored groups of a round that this sampler proposed, also those that a filter drops.
 
-        The groups of `FilterResult.again` are not among them. Outcomes decided about their tasks, so they would bias
-        success rates.
+        The groups of `FilterResult.further_rollouts` are not among them. Outcomes decided about their tasks, so they
+        would bias success rates.
         """
         ...
 
@@ -89,27 +89,28 @@ class FilterResult:
     """The decision of a group filter about the groups of a step.
 
     Attributes:
-        kept: the groups to train on, in order. Each one is a given group, a part of it, or a union of given groups of
+        groups: the groups to train on, in order. Each one is a given group, a part of it, or a union of given groups of
             one task. No episode may be in two groups.
-        more: number of new tasks to roll out before the filter is called again with all groups.
-        again: further rollouts of known tasks before the filter is called again. If both are empty the step continues.
+        num_new_tasks: number of new tasks to roll out before the filter is called again with all groups.
+        further_rollouts: further rollouts of known tasks before the filter is called again. If both are empty the step
+            continues.
     """
 
-    kept: tuple[EpisodeGroup, ...]
-    more: int = 0
-    again: tuple[PlannedGroup, ...] = ()
+    groups: tuple[EpisodeGroup, ...]
+    num_new_tasks: int = 0
+    further_rollouts: tuple[PlannedGroup, ...] = ()
 
 
 class GroupFilter(Protocol):
     """Selects the groups to train on. The tokens of dropped groups still count as compute."""
 
-    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
         """Filter the groups of a step.
 
         Args:
             step: number of the step.
             groups: all groups of the step so far.
-            wanted: planned number of groups.
+            num_groups: planned number of groups of the step.
             rounds: number of rounds so far.
         """
         ...
@@ -123,7 +124,7 @@ class RewardSchedule(Protocol):
         ...
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """Receive all scored groups of a round, also those that a filter drops and those of `FilterResult.again`.
+        """Receive all scored groups of a round, also dropped ones and those of `FilterResult.further_rollouts`.
 
         If a filter rolls out tasks again by their outcomes, means over episodes are biased towards those tasks.
         """

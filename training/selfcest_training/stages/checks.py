@@ -66,23 +66,23 @@ def observe(stage: TaskSampler | RewardSchedule, step: int, groups: Sequence[Epi
 
 
 def filter_groups(
-    group_filter: GroupFilter, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int
+    group_filter: GroupFilter, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int
 ) -> FilterResult:
     """Filter groups. Raises `TrainingError` for an invalid result, or for a filter that never ends."""
     who = f"group filter {type(group_filter).__name__}, step {step}"
-    result: object = call_plugin(who, lambda: group_filter.filter(step, groups, wanted, rounds), TrainingError)
-    if not isinstance(result, FilterResult) or result.more < 0:
-        raise TrainingError(f"{who}: returned {result!r}; expected a FilterResult with more >= 0")
-    again: tuple[object, ...] = result.again
-    if not all(isinstance(plan, PlannedGroup) and _is_playable(plan) for plan in again):
-        raise TrainingError(f"{who}: again is {again!r}; expected PlannedGroups with num_rollouts >= 1")
-    if (result.more or result.again) and rounds >= MAX_ROUNDS:
+    result: object = call_plugin(who, lambda: group_filter.filter(step, groups, num_groups, rounds), TrainingError)
+    if not isinstance(result, FilterResult) or result.num_new_tasks < 0:
+        raise TrainingError(f"{who}: returned {result!r}; expected a FilterResult with num_new_tasks >= 0")
+    plans: tuple[object, ...] = result.further_rollouts
+    if not all(isinstance(plan, PlannedGroup) and _is_playable(plan) for plan in plans):
+        raise TrainingError(f"{who}: further_rollouts is {plans!r}; expected PlannedGroups with num_rollouts >= 1")
+    if (result.num_new_tasks or result.further_rollouts) and rounds >= MAX_ROUNDS:
         raise TrainingError(f"{who}: asks for more after {rounds} rounds; bound the rounds of the group filter")
     # Compared by identity: a filter may not change an episode.
     available: set[int] = set()
     for group in groups:
         available.update(map(id, group.episodes))
-    for group in result.kept:
+    for group in result.groups:
         for episode in group.episodes:
             if id(episode) not in available:
                 raise TrainingError(

@@ -15,7 +15,7 @@ from selfcest_training.stages.base import FilterResult, FixedSize
 class KeepAll(FixedSize):
     """The default group filter."""
 
-    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
         return FilterResult(tuple(groups))
 
 
@@ -35,9 +35,9 @@ class KeepVaried(FixedSize, Checked):
     tolerance: NotNegative = 0.0
     max_rounds: Annotated[Count, "1: no refill"] = 4
 
-    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
-        varied = [group for group in groups if self._has_variance(group)][:wanted]
-        num_missing = wanted - len(varied) if rounds < self.max_rounds else 0
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
+        varied = [group for group in groups if self._has_variance(group)][:num_groups]
+        num_missing = num_groups - len(varied) if rounds < self.max_rounds else 0
         return FilterResult(tuple(varied), num_missing)
 
     def _has_variance(self, group: EpisodeGroup) -> bool:
