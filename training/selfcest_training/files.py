@@ -297,13 +297,16 @@ def check_offset(path: Path, offset: FileOffset) -> None:
 
 def _hash_of(path: Path, offset: FileOffset) -> hashlib._Hash:
     digest = hashlib.sha256()
-    left = offset.size
+    remaining = offset.size
     if path.exists():
         with path.open("rb") as file:
-            while left and (data := file.read(min(left, 1 << 20))):
+            while remaining:
+                data = file.read(min(remaining, 1 << 20))
+                if not data:
+                    break
                 digest.update(data)
-                left -= len(data)
-    if left:
+                remaining -= len(data)
+    if remaining:
         raise RecordError(f"{path} is {'cut' if path.exists() else 'gone'}")
     if digest.hexdigest() != offset.sha256:
         raise RecordError(f"{path} is damaged")

@@ -49,14 +49,14 @@ class _Context:
 
 
 def compute_internals(
-    learner: LearnerProtocol, groups: Sequence[EpisodeGroup], wanted: Collection[Internal]
+    learner: LearnerProtocol, groups: Sequence[EpisodeGroup], kinds: Collection[Internal]
 ) -> tuple[dict[TurnKey, TurnInternals], int]:
     """Compute internals of the policy for every turn of the groups' episodes.
 
     Args:
         learner: computes the forward passes.
-        groups: whose episodes.
-        wanted: hidden states, entropies, or both; the other fields of `TurnInternals` stay empty.
+        groups: the groups.
+        kinds: hidden states, entropies, or both; the other fields of `TurnInternals` stay empty.
 
     Returns:
         Internals by turn, and the number of ids that went through the model.
@@ -72,7 +72,7 @@ def compute_internals(
     for context in contexts:
         internals.update(dict.fromkeys(context.spans, TurnInternals(_EMPTY, _EMPTY, _EMPTY, _EMPTY)))
     num_computed = 0
-    if Internal.HIDDEN in wanted:
+    if Internal.HIDDEN in kinds:
         samples = [context.boundary_sample(learner.pad_id) for context in contexts]
         hidden, num_tokens = learner.compute(samples, ForwardOutput.HIDDEN)
         num_computed += num_tokens
@@ -80,7 +80,7 @@ def compute_internals(
             row_of = {position: row for row, position in enumerate(context.boundaries)}
             for key, (start, end) in context.spans.items():
                 internals[key] = replace(internals[key], before=states[row_of[start]], after=states[row_of[end]])
-    if Internal.ENTROPY in wanted:
+    if Internal.ENTROPY in kinds:
         outputs, num_tokens = learner.compute([context.sample for context in contexts], ForwardOutput.ENTROPY)
         num_computed += num_tokens
         for context, (logprobs, entropies) in zip(contexts, outputs, strict=True):

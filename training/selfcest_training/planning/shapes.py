@@ -20,9 +20,10 @@ from selfcest_env.structure import construct
 from selfcest_training.learner.footprint import without_weights
 
 
-def _qwen(kind: Any, width: int, inner: int, layers: int, heads: tuple[int, int], **more: Any) -> Any:
+def _qwen_config(cls: Any, width: int, inner: int, layers: int, heads: tuple[int, int], **more: Any) -> Any:
+    """Make a config. `heads` are the numbers of attention heads and of key-value heads."""
     attention, kv = heads
-    return kind(
+    return cls(
         hidden_size=width,
         intermediate_size=inner,
         num_hidden_layers=layers,
@@ -34,10 +35,10 @@ def _qwen(kind: Any, width: int, inner: int, layers: int, heads: tuple[int, int]
 
 # As the config.json of these models on the hub has them (huggingface.co/OWNER/NAME); a published model does not change.
 KNOWN: dict[str, PreTrainedConfig] = {
-    "Qwen/Qwen3-0.6B": _qwen(Qwen3Config, 1024, 3072, 28, (16, 8), head_dim=128, max_position_embeddings=40960),
-    "Qwen/Qwen3-1.7B": _qwen(Qwen3Config, 2048, 6144, 28, (16, 8), head_dim=128, max_position_embeddings=40960),
-    "Qwen/Qwen3-4B": _qwen(Qwen3Config, 2560, 9728, 36, (32, 8), head_dim=128, max_position_embeddings=40960),
-    "Qwen/Qwen2.5-7B-Instruct": _qwen(
+    "Qwen/Qwen3-0.6B": _qwen_config(Qwen3Config, 1024, 3072, 28, (16, 8), head_dim=128, max_position_embeddings=40960),
+    "Qwen/Qwen3-1.7B": _qwen_config(Qwen3Config, 2048, 6144, 28, (16, 8), head_dim=128, max_position_embeddings=40960),
+    "Qwen/Qwen3-4B": _qwen_config(Qwen3Config, 2560, 9728, 36, (32, 8), head_dim=128, max_position_embeddings=40960),
+    "Qwen/Qwen2.5-7B-Instruct": _qwen_config(
         Qwen2Config, 3584, 18944, 28, (28, 4), vocab_size=152064, tie_word_embeddings=False
     ),
     "HuggingFaceTB/SmolLM2-135M-Instruct": LlamaConfig(
@@ -130,11 +131,12 @@ def _get_cached_shape(name: str, options_json: str) -> ModelShape:
 
 def _find_config(source: str) -> tuple[PreTrainedConfig, str]:
     """Find the config of a model in the table, or read it. The second value describes its origin."""
-    known = KNOWN.get(_SMOLLM2 if source == "smollm2" else source.removeprefix(HUB))
-    if known is not None and (source == "smollm2" or source.startswith(HUB)):
-        return known, "a table in this version of selfcest, copied from the model's config.json on the hub"
-    where = "the hub's config.json" if source.startswith(HUB) else str(Path(source) / "config.json")
-    return model_config(source), where
+    name = _SMOLLM2 if source == "smollm2" else source.removeprefix(HUB)
+    is_hub_model = source == "smollm2" or source.startswith(HUB)
+    if is_hub_model and name in KNOWN:
+        return KNOWN[name], "a table in this version of selfcest, copied from the model's config.json on the hub"
+    origin = "the hub's config.json" if source.startswith(HUB) else str(Path(source) / "config.json")
+    return model_config(source), origin
 
 
 def device_memory(device: str) -> int | None:

@@ -14,10 +14,10 @@ class JobAccount:
     """Holds the state of a job and updates it; see `trainer.TokenAccount`.
 
     Args:
-        state: of the checkpoint that the job resumes from, or a new one.
-        rl: the config that says when RL ends.
-        compute_tokens: budget of the whole job; `None`: no bound.
-        cpu_seconds: returns the CPU seconds of all processes that work for the job. Only differences count.
+        state: state of the checkpoint from which the job resumes, or a new one.
+        rl: options of RL, with the bounds that end it.
+        compute_tokens: compute budget of the job; `None` for no bound.
+        cpu_seconds: returns the CPU seconds of all processes of the job. Only differences count.
     """
 
     def __init__(
@@ -43,29 +43,29 @@ class JobAccount:
             trained_tokens=state.trained_tokens + trained,
         )
 
-    def tick(self, num_updates: int, shown: int = 0) -> None:
+    def tick(self, num_updates: int, demonstration_tokens: int = 0) -> None:
         """Count one step. Called after each demonstration pool and each RL step.
 
         Args:
-            num_updates: optimiser steps of the stage so far.
-            shown: demonstration tokens of the pool.
+            num_updates: number of optimizer steps of the stage so far.
+            demonstration_tokens: number of demonstration tokens of the pool.
         """
         now = self._cpu_seconds()
         self.state = replace(
             self.state,
             step=self.state.step + 1,
             num_updates=num_updates,
-            demonstration_tokens=self.state.demonstration_tokens + shown,
+            demonstration_tokens=self.state.demonstration_tokens + demonstration_tokens,
             cpu_seconds=self.state.cpu_seconds + now - self._counted,
         )
         self._counted = now
 
     def pause(self) -> None:
-        """Leave the CPU seconds since the last tick out: they belong to a probe or an evaluation."""
+        """Ignore the CPU seconds since the last tick, which belong to a probe or an evaluation."""
         self._counted = self._cpu_seconds()
 
     def begin_again(self) -> None:
-        """Give up an attempt at the warm start. Its cost stays, and pools keep their numbers, so none comes twice."""
+        """Begin a new attempt at the warm start. The cost of the old one stays, and no pool is drawn twice."""
         self.state = replace(self.state, attempt=self.state.attempt + 1, num_updates=0, demonstration_tokens=0)
 
     def begin_rl(self) -> None:
@@ -78,7 +78,7 @@ class JobAccount:
             compute_at_rl=self.state.compute_tokens,
             sampled_at_rl=self.state.sampled_tokens,
         )
-        # Since its last pool the job has evaluated the policy, which is not training.
+        # The job has evaluated the policy since its last pool, which is not training.
         self.pause()
 
     def spent(self) -> bool:

@@ -85,18 +85,20 @@ def compute_rollout_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     }
 
 
-def compute_probe_metrics(played: Mapping[str, Sequence[EpisodeRecord]], asked: int) -> dict[str, float]:
+def compute_probe_metrics(
+    records_by_family: Mapping[str, Sequence[EpisodeRecord]], num_requested: int
+) -> dict[str, float]:
     """Return means over the episodes of each family, named `probe/FAMILY/...`.
 
     `return` and its terms have the reward's own weights, not those of a schedule.
 
     Args:
-        played: records by family.
-        asked: requested episodes of each family. Those without a record count as `unplayed` and are in no mean.
+        records_by_family: records of each family.
+        num_requested: number of requested episodes per family. Those without a record count as `unplayed`.
     """
     metrics: dict[str, float] = {}
-    for family, records in played.items():
-        metrics[f"probe/{family}/unplayed"] = asked - len(records)
+    for family, records in records_by_family.items():
+        metrics[f"probe/{family}/unplayed"] = num_requested - len(records)
         if not records:
             continue
         values = {
