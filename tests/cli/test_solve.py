@@ -27,7 +27,7 @@ from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_cli.live_tree import draw_tree
-from selfcest_cli.solve import LAST_WORDS, play_question, read_documents, solve_config, task_of
+from selfcest_cli.solve import LAST_WORDS, make_solve_config, make_task, play_question, read_documents
 from selfcest_env.palette import ANSWERED
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.render import Node, shorten
@@ -147,7 +147,7 @@ def test_without_a_terminal_every_turn_is_a_line_on_the_standard_error(selfcest:
 
 def test_in_a_terminal_the_tree_grows(ledgers: Task, tmp_path: Path) -> None:
     def played(progress: rich.console.Console) -> EpisodeRecord:
-        asked = solve_config("study_players:Scripted", None, None, ["limits.reply_tokens=4"])
+        asked = make_solve_config("study_players:Scripted", None, None, ["limits.reply_tokens=4"])
         silent = rich.console.Console(file=io.StringIO())
         return play_question(ledgers, asked, temperature=0.0, seed=0, console=silent, progress=progress)
 
@@ -351,8 +351,8 @@ def test_documents_of_a_folder_are_those_of_a_file(tmp_path: Path) -> None:
     file.write_text('{"A": "first", "may/notes.v2": "s\\u00e9cond\\n"}', encoding="utf-8")
     found = read_documents(tmp_path / "texts")
     assert found == read_documents(file) == {"A": "first", "may/notes.v2": "sécond\n"}
-    assert task_of("?", found, None) == task_of("?", read_documents(file), None)
-    assert task_of("?", found, None).task_id != task_of("?", {}, None).task_id
+    assert make_task("?", found, None) == make_task("?", read_documents(file), None)
+    assert make_task("?", found, None).task_id != make_task("?", {}, None).task_id
     assert read_documents(None) == {}
 
 
@@ -457,9 +457,9 @@ def test_mistakes_about_a_run_s_model(selfcest: Console, run_model: Path, monkey
 
 
 def test_overrides_reach_whoever_plays() -> None:
-    asked = solve_config(None, "http://x/v1", "m", ["policy.options.server.timeout_s=3", "limits.max_reads=2"])
+    asked = make_solve_config(None, "http://x/v1", "m", ["policy.options.server.timeout_s=3", "limits.max_reads=2"])
     assert asked.policy.name == "server"
     assert asked.policy.options == {"server": asdict(ServerConfig("http://x/v1", "m", timeout_s=3))}
     assert asked.limits == Limits(max_reads=2)
-    hub = solve_config("hub:owner/name", None, None, ["policy.options.model.options.device=cuda"])
+    hub = make_solve_config("hub:owner/name", None, None, ["policy.options.model.options.device=cuda"])
     assert hub.policy.options == {"model": {"name": "chat", "options": {"source": "hub:owner/name", "device": "cuda"}}}

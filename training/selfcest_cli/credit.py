@@ -20,7 +20,7 @@ credit_app = typer.Typer(
 def list_schemes() -> None:
     """List the installed credit schemes.
 
-    For each scheme the command prints the name, the promise, the package of a plug-in, the formula and the source.
+    The command prints the name, promise, formula and source of each scheme, and the package of a plug-in.
     """
     from selfcest_training.credit import SCHEMES, find_scheme
 

@@ -1,7 +1,7 @@
 """A live view of an episode: its tree grows in a terminal; any other output gets one line per turn.
 
-A `LiveRequest` hands the episode's game to the view, and a wrapper around the policy updates the view at every call of
-the policy. Neither changes the episode.
+A `LiveRequest` gives the episode's kernel to the view. A wrapper around the policy updates the view before every call.
+Neither changes the episode.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from selfcest_env.render import Node, mark, nodes_of_kernel, shorten, turn_line
 from selfcest_env.rules import Rules
 from selfcest_env.types import ROOT, AgentId, Status, TurnKey
 
-BAR = 8  # width of the bar of spent tokens, in characters
-WIDTH = 32  # width of one quoted text, in characters
+BAR_WIDTH = 8  # of the bar of spent tokens, in characters
+TEXT_WIDTH = 32  # of one quoted text, in characters
 
 
 @dataclass(frozen=True)
 class LiveRequest(RolloutRequest):
-    """A request that shows its game in `tree`."""
+    """A request that shows its episode in `tree`."""
 
     tree: LiveTree | None = None
 
@@ -55,7 +55,7 @@ class LiveTree:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._num_shown = 0  # steps of the game's log
+        self._num_shown = 0  # entries of the kernel's log that have been shown
         self._kernel: Kernel | None = None
         self._live = Live(console=console, transient=True) if console.is_terminal else None
 
@@ -73,14 +73,14 @@ class LiveTree:
             self._live.stop()
 
     def show(self, kernel: Kernel) -> None:
-        """Set the game that is shown, and draw its first tree."""
+        """Show the episode of this kernel from now on."""
         self._kernel = kernel
         if self._live is not None:
             self._live.update(draw_tree(nodes_of_kernel(kernel)), refresh=True)
 
     def wrap(self, policy: Policy, codec: Codec | None = None) -> Policy:
-        """Return the policy with an update of the view before each of its calls. See `player.Wrapper`."""
-        return _ShownPolicy(policy, self)
+        """Return the policy with an update of the view before each of its calls. See `player.PolicyWrapper`."""
+        return _ObservedPolicy(policy, self)
 
     def update(self) -> None:
         """Show the steps since the last update."""
@@ -99,8 +99,8 @@ class LiveTree:
         self._num_shown = len(log)
 
 
-class _ShownPolicy:
-    """A policy that updates a tree before each call. See `policy.Policy`."""
+class _ObservedPolicy:
+    """A `Policy` that updates a tree before each call."""
 
     def __init__(self, policy: Policy, tree: LiveTree) -> None:
         self._policy = policy
@@ -135,19 +135,19 @@ def _draw_row(node: Node) -> RenderableType:
     """Return an agent's row: mark and name, bar, tokens, objective with reply, and a spinner while it generates."""
     name_style = f"{INK.light} on {STATUS[node.status].light}"
     share = min(1.0, node.spent / node.granted) if node.granted else 0.0
-    filled = round(share * BAR)
+    filled = round(share * BAR_WIDTH)
     if share > 0:
         filled = max(filled, 1)  # an agent that has spent anything has a visible bar
     granted = "" if node.granted is None else f"/{node.granted:,}"
-    reply = "" if node.reply is None else f" → {shorten(node.reply, WIDTH)}"
+    reply = "" if node.reply is None else f" → {shorten(node.reply, TEXT_WIDTH)}"
     row = Table.grid(padding=(0, 1))
     for _ in range(5):
         row.add_column(no_wrap=True, overflow="ellipsis")
     row.add_row(
         Text(f" {mark(node.status)} {short_name(node.agent_id)} ", name_style),
-        Text("━" * filled) + Text("━" * (BAR - filled), EDGE.light + " dim"),
+        Text("━" * filled) + Text("━" * (BAR_WIDTH - filled), EDGE.light + " dim"),
         Text(f"{node.spent:,}{granted}"),
-        Text(shorten(node.objective, WIDTH), "dim") + Text(reply, "bold not dim"),
+        Text(shorten(node.objective, TEXT_WIDTH), "dim") + Text(reply, "bold not dim"),
         Spinner("dots") if node.status is Status.READY else "",
     )
     return row

@@ -106,14 +106,15 @@ def plan(
     episodes: Annotated[
         Path | None,
         typer.Option(
-            help="An episodes.jsonl with typical episode lengths (default: the longest that the limits allow).",
+            help="File episodes.jsonl of a similar run, for the lengths of episodes (default: the longest that the "
+            "limits allow).",
             show_default=False,
         ),
     ] = None,
     curve: Annotated[
         Path | None,
         typer.Option(
-            help="JSON file with the measured throughput of an engine, which times are estimated from.",
+            help="JSON file with the measured throughput of an engine, for the estimates of time.",
             show_default=False,
         ),
     ] = None,
@@ -121,15 +122,15 @@ def plan(
         bool,
         typer.Option(
             "--rehearse",
-            help="Also run a small job of this config, for minutes, on a CUDA device that the CPU imitates.",
+            help="Also run a small job of this config on a CUDA device that the CPU imitates. It takes minutes.",
         ),
     ] = False,
     trust: _TRUST = None,
 ) -> None:
     """Print the memory, tokens and time that a run will need.
 
-    The memory is listed part by part, and the bytes of each weight sync are listed too. No weights are loaded. If the
-    run does not fit, the exit code is 2, and the message lists changes that would make it fit.
+    The command lists the memory of every part and the bytes of each weight sync. It loads no weights. If the run does
+    not fit, the exit code is 2, and the message lists changes that would make it fit.
     """
     from selfcest_cli.plan import print_plan
     from selfcest_env.plugin import only_trusted
@@ -213,11 +214,11 @@ def evaluate(
     The folder studies/NAME gets a table, a CSV file, plots and verdicts. The default config plays the policies that
     come with the package over a range of budgets, so no training is needed.
     """
-    from selfcest_cli.study import command_line, default_study, run_study
+    from selfcest_cli.study import default_study, format_command, run_study
     from selfcest_eval.play.config import load_study
 
     study_config = load_study(config or default_study(), overrides or [])
-    command = command_line(config, page, overrides or [])
+    command = format_command(config, page, overrides or [])
     run_study(study_config, resume=resume, page=page, command=command, console=Terminal())
 
 
@@ -238,14 +239,12 @@ def compare(
 
 @app.command()
 def contamination(
-    configs: Annotated[
-        list[Path], typer.Argument(help="Configs of runs or studies, also those that their folders hold.")
-    ],
+    configs: Annotated[list[Path], typer.Argument(help="Configs of runs or studies, or folders that hold one.")],
     trust: _TRUST = None,
 ) -> None:
-    """Count the questions that two data files share.
+    """Count the questions that data files share.
 
-    The command compares each two data files of the configs. Training and test sets should share no question.
+    The command compares every pair of data files in the configs. Training and test sets should share no question.
     """
     from selfcest_eval.play.contamination import report_contamination
 
@@ -288,14 +287,17 @@ def solve(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model on the server of --server.", show_default=False)
+        str | None, typer.Option(help="Name of the model on the server; needed with --server.", show_default=False)
     ] = None,
     documents: Annotated[
         Path | None,
-        typer.Option(help="JSON file of texts by key, or folder of text files.", show_default=False),
+        typer.Option(
+            help="Documents of the question: a JSON file of texts by key, or a folder of text files.",
+            show_default=False,
+        ),
     ] = None,
     answer: Annotated[
-        str | None, typer.Option(help="Right answer, which the episode is graded by.", show_default=False)
+        str | None, typer.Option(help="Right answer, by which the episode is graded.", show_default=False)
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 0,
@@ -304,19 +306,19 @@ def solve(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="HTML page to write, which shows the episode.", show_default=False),
+        typer.Option(help="HTML page of the episode to write.", show_default=False),
     ] = None,
 ) -> None:
     """Play one question and print the tree, answer and cost.
 
-    The tree grows in the terminal while agents work. If standard error is not a terminal, each turn is one line of
-    it. The model of a run plays under the limits of its variant. Any other policy plays under the default limits.
+    The tree grows in the terminal while agents work. If standard error is not a terminal, it gets one line per turn.
+    The model of a run plays under the limits of its variant. Any other policy plays under the default limits.
     """
-    from selfcest_cli.solve import play_question, read_documents, solve_config, task_of
+    from selfcest_cli.solve import make_solve_config, make_task, play_question, read_documents
 
     play_question(
-        task_of(question, read_documents(documents), answer),
-        solve_config(policy, server, name, overrides or []),
+        make_task(question, read_documents(documents), answer),
+        make_solve_config(policy, server, name, overrides or []),
         temperature=temperature,
         seed=seed,
         out=out,
@@ -411,7 +413,7 @@ def trace(
         typer.Option(help="Strategy of the study whose episodes are shown (default: all).", show_default=False),
     ] = None,
     wrong: Annotated[
-        bool, typer.Option("--wrong", help="Show only the episodes of the study without a right answer.")
+        bool, typer.Option("--wrong", help="Show only the episodes of the study with a wrong answer or none.")
     ] = False,
     html: Annotated[
         Path | None,
@@ -471,7 +473,7 @@ def trace(
     print_trace(files[0], episode, Terminal(), texts=texts, strategy=strategy, wrong=wrong)
 
 
-# The commands of modules of their own come last in the help.
+# The help lists commands in the order of registration, so these come last.
 app.command()(export)
 app.command()(lab)
 app.command()(bench)
@@ -495,11 +497,11 @@ def main() -> None:
         _print_error(f"ended by {signal_name(error.signal_number)}", *getattr(error, "__notes__", ()))
         raise
     except Exception as error:
-        if hasattr(error, "show") and hasattr(
-            error, "exit_code"
-        ):  # a usage error of click, or of typer's copy of click
+        # A usage error of click. Typer brings its own copy of click, so there is no one class to name.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
             raise SystemExit(error.exit_code) from error
+        # `log_faults` adds a note with the path of the log that holds the traceback.
         if get_exit_code(error) is ExitCode.DEFECT and not hasattr(error, "__notes__"):
             traceback.print_exc()
         _print_error(format_error_line(error))

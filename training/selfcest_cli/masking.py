@@ -1,4 +1,4 @@
-"""Masking of characters that a terminal would obey or hide, in everything that the command line prints."""
+"""Mask the characters that a terminal would obey or hide, in all output of the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any
 # Control, format (zero width, direction), half of a surrogate pair, line and paragraph separators.
 _MASKED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # letters and marks that are drawn as nothing
-_PROGRESS = re.compile(r"\r?(.*?)\r?", re.DOTALL)
+_BETWEEN_RETURNS = re.compile(r"\r?(.*?)\r?", re.DOTALL)
 
 
 def printable(text: str) -> str:
@@ -28,10 +28,10 @@ def _is_visible(char: str) -> bool:
 
 
 class MaskedStream:
-    """A text stream to which only `printable` text is written.
+    """A text stream that writes only `printable` text.
 
-    Rich writes to the stream itself, which it finds in the attribute `rich_proxied_file`, since its colours are control
-    characters. So texts of strangers must be printed with a `Terminal`.
+    Rich finds the original stream in the attribute `rich_proxied_file` and writes to it without masking, because its
+    colours are control characters. Texts of models and tasks must therefore be printed with a `Terminal`.
 
     Args:
         stream: the stream of the terminal.
@@ -41,8 +41,8 @@ class MaskedStream:
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:
-        # The progress bars of libraries begin or end with a return to the start of the line.
-        body = _PROGRESS.fullmatch(text)
+        # Progress bars of libraries begin or end with a carriage return, which stays.
+        body = _BETWEEN_RETURNS.fullmatch(text)
         assert body is not None
         start, end = body.span(1)
         self.rich_proxied_file.write(text[:start] + printable(body[1]) + text[end:])
@@ -58,7 +58,7 @@ class MaskedStream:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """A context in which everything that is printed, warned or logged to the standard streams is `printable`."""
+    """Make all output to the standard streams `printable` within the block: prints, warnings and logs."""
     format_warning = warnings.formatwarning
 
     def format_masked(

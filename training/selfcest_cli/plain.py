@@ -18,7 +18,7 @@ NEEDS_EXTRA = f"all other commands and options need the extra train: {install_hi
 
 @masked_output()
 def main(arguments: Sequence[str]) -> int:
-    """Run `selfcest trace`, or explain how to install the other commands. Returns the exit code."""
+    """Run `selfcest trace`, or explain how to install the other commands; return the exit code."""
     if arguments[:1] == ["--version"]:
         print(f"selfcest {__version__}")
         return 0
@@ -47,7 +47,9 @@ def _trace(arguments: Sequence[str]) -> str:
     parser.add_argument("--episode", help="id of the episode (default: the last episode)")
     parser.add_argument("--texts", action="store_true", help="print the full texts")
     parser.add_argument("--strategy", help="strategy of the study whose episodes are shown (default: all)")
-    parser.add_argument("--wrong", action="store_true", help="show only episodes of the study without a right answer")
+    parser.add_argument(
+        "--wrong", action="store_true", help="show only episodes of the study with a wrong answer or none"
+    )
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise ConfigError(f"trace {' '.join(unknown)}: not an option of a plain install; {NEEDS_EXTRA}")

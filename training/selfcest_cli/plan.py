@@ -67,7 +67,7 @@ def print_plan(
 
 
 def _find_device(memory: float | None, name: str) -> DeviceMemory | None:
-    """Find the memory of one device: that of `--memory`, else of the GPU with this name, else `None`."""
+    """Return the memory of one device from `--memory`, or else from the GPU of this name; `None` without both."""
     if memory is None:
         size = device_memory(name)
         return None if size is None else DeviceMemory(size, "as torch reports it")

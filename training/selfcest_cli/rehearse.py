@@ -13,7 +13,7 @@ from selfcest_training.run.rehearsal import NOT_REACHED, rehearse
 
 
 def print_rehearsal(config: RunConfig, console: Console) -> None:
-    """Rehearse every variant of the config and print what was rehearsed, replaced and left out.
+    """Rehearse every variant of the config, and print the rehearsed, the replaced and the omitted parts.
 
     Raises:
         ConfigError, RuntimeError: see `rehearse`.

@@ -34,7 +34,7 @@ def report_folder(folder: Path, console: Console) -> None:
 
 
 def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
-    """Write one page about all folders, and print the findings. The folders are only read, also during a run.
+    """Write one page about all folders, and print the findings. The folders are only read, so a run may be active.
 
     Raises:
         ConfigError: a folder holds neither a run nor a study or is named twice, or `out` is not the path of a page.

@@ -34,7 +34,7 @@ from selfcest_training.files import open_for_append
 from selfcest_training.shipped import find_model_folder
 
 LAST_WORDS = 400  # characters that are printed of the last turn of a root without an answer
-_ENDINGS = {
+_ADVICE_BY_STATUS = {
     Status.OUT_OF_TURNS: "the root has used all its turns; raise limits.max_turns",
     Status.OUT_OF_TOKENS: "the root has used up its tokens or its context; raise limits.total_tokens or another limit",
 }
@@ -43,7 +43,7 @@ _ENDINGS = {
 # The task
 
 
-def task_of(question: str, documents: Mapping[str, str], answer: str | None) -> Task:
+def make_task(question: str, documents: Mapping[str, str], answer: str | None) -> Task:
     """Return the question as a task. Without an `answer` the task has no ground truth, and its episodes are not graded.
 
     Raises:
@@ -69,7 +69,7 @@ def read_documents(path: Path | None) -> dict[str, str]:
     The key of a folder's file is its path in the folder without the suffix. Without a path there are no documents.
 
     Raises:
-        DataError: the path holds no texts or anything but texts, or two texts have the same key.
+        DataError: the path holds no texts, or a value that is not a text, or two texts have the same key.
     """
     if path is None:
         return {}
@@ -121,13 +121,15 @@ def _object_with_unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class SolveConfig:
-    """A policy and its limits: the keys `policy` and `limits` of a study, which overrides change."""
+    """A policy and its limits. Overrides name its fields like the keys `policy` and `limits` of a study."""
 
     policy: PlugIn
     limits: Limits
 
 
-def solve_config(policy: str | None, server: str | None, name: str | None, overrides: Sequence[str]) -> SolveConfig:
+def make_solve_config(
+    policy: str | None, server: str | None, name: str | None, overrides: Sequence[str]
+) -> SolveConfig:
     """Return the policy and the limits that the command line names.
 
     Raises:
@@ -161,7 +163,7 @@ def _find_policy(policy: str) -> tuple[PlugIn, Limits]:
             "in runs/quick/delegating/seed0/model, or a folder written by save_pretrained"
         )
     plug_in = parse_policy(policy)
-    # Only the model of a run has this option.
+    # Only the policy of a run's model has the option `folder`.
     if "folder" not in plug_in.options:
         return plug_in, Limits()
     if not folder.exists():
@@ -169,10 +171,10 @@ def _find_policy(policy: str) -> tuple[PlugIn, Limits]:
             f"--policy {policy}: there is no such folder; train first (selfcest train), or name another; a model of "
             "the hub is hub:OWNER/NAME"
         )
-    return plug_in, _variant_limits(folder)
+    return plug_in, _load_variant_limits(folder)
 
 
-def _variant_limits(folder: Path) -> Limits:
+def _load_variant_limits(folder: Path) -> Limits:
     file = run_file(folder)
     run = load_stored_config(file)
     variant = variant_of(folder)
@@ -201,17 +203,18 @@ def play_question(
     """Play one episode, print it, and append it to the file `out`. It is scored if the task has a ground truth.
 
     Args:
-        task: of `task_of`.
-        config: of `solve_config`.
+        task: task from `make_task`.
+        config: policy and limits from `make_solve_config`.
         temperature: sampling temperature; 0 is greedy.
-        seed: of sampling.
-        out: JSON-lines file of episodes; `None`: the episode is not stored.
+        seed: random seed of sampling.
+        out: JSON-lines file of episodes; `None` to store no episode.
         html: page of the episode to write, if any.
         console: output for the episode.
         progress: output for the live tree; by default the standard error.
 
     Raises:
-        SelfcestError: an argument is wrong, before any weights are loaded, or a server failed, later.
+        ConfigError: an argument is wrong. It is raised before any weights are loaded.
+        SelfcestError: a server failed during the episode.
     """
     console = console or Console()
     progress = progress or Console(stderr=True)
@@ -248,9 +251,12 @@ def describe_episode(record: EpisodeRecord, rules: Rules) -> str:
     lines = [render_record(record), f"root: {root_tokens} tokens, clones: {clone_tokens} tokens"]
     if record.answer is None:
         status = record.root.status
-        reason = _explain_long_prompt(record.task, rules) if status is Status.PROMPT_TOO_LONG else _ENDINGS[status]
+        reason = (
+            _explain_long_prompt(record.task, rules) if status is Status.PROMPT_TOO_LONG else _ADVICE_BY_STATUS[status]
+        )
         lines.append(f"no answer: {status}, {reason}")
-        lines += [f"last words: {shorten(turn.generation.text, LAST_WORDS)}" for turn in record.root.turns[-1:]]
+        if record.root.turns:
+            lines.append(f"last words: {shorten(record.root.turns[-1].generation.text, LAST_WORDS)}")
     else:
         lines.append(f"answer: {shorten(record.answer, len(record.answer))}")
     if record.reward_terms is not None:
@@ -280,9 +286,9 @@ def _explain_long_prompt(task: Task, rules: Rules) -> str:
 
 
 def _check_keys(task: Task, rules: Rules) -> None:
-    """Raise `ConfigError` for a document that agents cannot name, since the protocol cannot write its key."""
+    """Raise `ConfigError` if the protocol cannot write a document's key, so that no agent could name it."""
     if not (rules.limits.delegation or rules.limits.reading):
-        return  # no agent names a key, since the root sees all texts
+        return  # the root sees all texts, so no agent needs a key
     for key in task.context:
         if rules.protocol.parse(rules.protocol.render(Read((key,)))) != Read((key,)):
             raise ConfigError(
@@ -297,7 +303,8 @@ def _count_episodes(out: Path | None) -> int:
         return 0
 
     def refuse_cut_line(warning: str) -> None:
-        raise RecordError(warning)  # an episode that is appended to a cut line is lost with it
+        # An episode that is appended to a cut line would be unreadable too.
+        raise RecordError(warning)
 
     try:
         open_for_append(out).close()

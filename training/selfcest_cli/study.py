@@ -29,7 +29,7 @@ RESUME_HINT = "the same command with --resume plays the missing results"
 def run_study(
     config: StudyConfig, *, resume: bool, page: Path | None = None, command: str = "", console: Console | None = None
 ) -> Path:
-    """Play the missing results of a study and write its folder. Returns the folder.
+    """Play the missing results of a study and write its folder; return the folder.
 
     Args:
         config: config of the study.
@@ -52,6 +52,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
 
     config = study.config
     folder = config.folder
+    # A folder in the place of one of these files must not be found only after hours of play.
     for name in ("study.yaml", "played.jsonl", "results.jsonl", "table.md", "results.csv", SESSIONS):
         check_kind(folder / name, folder=False)
     if not resume and any((folder / name).exists() for name in ("played.jsonl", "results.jsonl")):
@@ -84,13 +85,13 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
 
 
 def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = (), crossed: bool | None = None) -> str:
-    """Write the report of a finished study and print its verdict. Returns the text of table.md.
+    """Write the report of a finished study and print its verdict; return the text of table.md.
 
     Args:
         config: config of the study.
         console: output for the verdict.
         notes: further lines that the report begins with.
-        crossed: whether seeds are crossed with instances, see `Resampler`; `None`: the config tells.
+        crossed: whether seeds are crossed with instances, see `Resampler`; `None` to take it from the config.
     """
     source = read_study(config, crossed=crossed, for_page=False)
     shown, text = write_report(source, notes)
@@ -122,7 +123,7 @@ def default_study() -> Path:
     return find_shipped_config("cpu/frontier.yaml")
 
 
-def command_line(config: Path | None, page: Path | None, overrides: Sequence[str]) -> str:
+def format_command(config: Path | None, page: Path | None, overrides: Sequence[str]) -> str:
     """Return the command line that writes a page, quoted for a shell."""
     words = ["selfcest", "evaluate"]
     words += ["-c", str(config)] if config else []

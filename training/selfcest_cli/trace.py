@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from warnings import warn
 
 from selfcest_env.errors import ConfigError, RecordError, SelfcestError, did_you_mean
 from selfcest_env.plugin import only_trusted
@@ -138,8 +137,8 @@ def write_page(
         out: path of the page; an existing page is replaced.
         console: output for path and size.
         episode_id: id of the one episode that is shown with its replays; `None`: all episodes.
-        schemes: names of credit schemes whose advantages are shown. The episodes of a study have no credit, since they
-            are not in groups.
+        schemes: names of credit schemes whose advantages are shown. The episodes of a study have no credit, because
+            they are not in groups.
         strategy, wrong: see `trace_text`.
         trusted: modules whose plug-ins the config of a file's run may name.
 
@@ -153,8 +152,7 @@ def write_page(
     assigners = [make_assigner(name, {}, where="--credit") for name in schemes]
     views: list[EpisodeView] = []
     renderers: list[Renderer] = []
-    # For each scheme the credits of each file.
-    credits_of: list[list[Sequence[Credit]]] = [[] for _ in schemes]
+    credits_by_scheme: list[list[Sequence[Credit]]] = [[] for _ in schemes]  # of each file, by the position of a scheme
     left_out: list[str] = []
     for number, file in enumerate(files):
         cut_lines: list[str] = []
@@ -162,7 +160,7 @@ def write_page(
         for line in cut_lines:
             _warn(line + (", and its group has no credit" if schemes else ""))
         records = [view.record for view in file_views]
-        for file_credits, assigner in zip(credits_of, assigners, strict=True):
+        for file_credits, assigner in zip(credits_by_scheme, assigners, strict=True):
             try:
                 stored = group_episodes(records, str(file), cut=bool(cut_lines))
                 file_credits.append(assign_stored(assigner, stored))
@@ -178,7 +176,7 @@ def write_page(
     if episode_id is not None:
         views = _with_replays(views, episode_id)
     shown_schemes = []
-    for name, assigner, credits in zip(schemes, assigners, credits_of, strict=True):
+    for name, assigner, credits in zip(schemes, assigners, credits_by_scheme, strict=True):
         if any(credits):
             shown_schemes.append(SchemeCredit(name, assigner.formula, credits))
     if schemes and not shown_schemes:
@@ -233,10 +231,8 @@ def _find_episode(file: Path, episode_id: str | None, strategy: str | None, wron
     return last_view
 
 
-def _read_views(
-    file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn
-) -> Iterator[EpisodeView]:
-    """Yield the episodes of a file in its order."""
+def _read_views(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None]) -> Iterator[EpisodeView]:
+    """Yield the episodes of a file in its order; `on_cut` receives a warning if the last line is incomplete."""
     with report_read_errors(file):
         file = file / "results.jsonl" if file.is_dir() else file
         if not file.is_file():
@@ -250,7 +246,7 @@ def _read_views(
 
 
 def _read_study_views(file: Path, strategy: str | None, wrong: bool) -> Iterator[EpisodeView]:
-    """Yield of each result the episode whose answer counts, with the eval set, budget and seed of the result."""
+    """Yield the counted episode of each result, with its strategy, eval set, budget, seed and verdict."""
     strategies: dict[str, None] = {}
     for result in read_results(file, whole=True):
         place = result.place
@@ -267,9 +263,9 @@ def _read_study_views(file: Path, strategy: str | None, wrong: bool) -> Iterator
 
 
 def renderers_of(file: Path) -> list[Renderer]:
-    """Return the rules that the episodes of a file may have been played by.
+    """Return renderers with the rules by which the episodes of a file may have been played.
 
-    They are the rules of the file's run, if it belongs to one, and those of the built-in languages and protocols.
+    These are the rules of the file's run, if it belongs to one, and the rules of the built-in languages and protocols.
     """
     from selfcest_agents.language import language_of
     from selfcest_agents.tiny import TinyLanguage
@@ -277,11 +273,12 @@ def renderers_of(file: Path) -> list[Renderer]:
     from selfcest_training.config_file import load_stored_config
 
     renderers: list[Renderer] = []
-    with suppress(SelfcestError, OSError):  # without the run's rules the page shows less, but it shows the episodes
+    # Without the run's rules the page shows less, but still all episodes.
+    with suppress(SelfcestError, OSError):
         config = _find_run_config(file)
         if config is not None:
-            renderers.append(_language_renderer(language_of(load_stored_config(config).model)))
-    renderers.append(_language_renderer(TinyLanguage()))
+            renderers.append(_make_language_renderer(language_of(load_stored_config(config).model)))
+    renderers.append(_make_language_renderer(TinyLanguage()))
     for protocol in (HermesProtocol(), TerseProtocol()):
         for counter in (WordCounter(), ByteCounter()):
             renderers.append(Renderer(Rules(MINIMAL_LIMITS, protocol, counter)))
@@ -289,10 +286,7 @@ def renderers_of(file: Path) -> list[Renderer]:
 
 
 def _find_run_config(file: Path) -> Path | None:
-    """Return the config of the run RUN that a file RUN/VARIANT/seedN/FILE or RUN/FILE belongs to, if there is one.
-
-    No other folder is searched.
-    """
+    """Return RUN/config.yaml for a file RUN/VARIANT/seedN/FILE or RUN/FILE, if there is such a config."""
     path = file.absolute()
     folder = path if path.is_dir() else path.parent
     in_job = re.fullmatch(r"seed\d+", folder.name) is not None
@@ -300,7 +294,7 @@ def _find_run_config(file: Path) -> Path | None:
     return config if config.is_file() else None
 
 
-def _language_renderer(language: Language) -> Renderer:
+def _make_language_renderer(language: Language) -> Renderer:
     from selfcest_eval.play.policies import MINIMAL_LIMITS
 
     return Renderer(language.rules(MINIMAL_LIMITS), language.codec.decode)
