@@ -308,10 +308,10 @@ def _is_within(module: str, packages: Iterable[str]) -> bool:
 
 
 def check_kind(cls: type, kind: type, who: str) -> None:
-    """Raise `PlugInError` unless a class is of this kind, told without an instance.
+    """Raise `PlugInError` unless a class can be a plug-in of a kind. No instance is made.
 
-    It must derive from a base class, or declare every member of a protocol: a method as such, an attribute by a value,
-    a property or an annotation, a class variable by a value of its type.
+    If the kind is a base class, the class must derive from it. If it is a protocol, the class must declare every member
+    of it: methods, class variables with a value of their type, and attributes with a value, property or annotation.
     """
     if not is_protocol(kind):
         if not issubclass(cls, kind):

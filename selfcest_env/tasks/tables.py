@@ -73,7 +73,7 @@ class TableQuestion:
         return question if question.write() == text else None
 
 
-def table_facts(
+def table_metadata(
     question: TableQuestion, steps: Mapping[str, Mapping[str, Any]], documents: int
 ) -> Mapping[str, Scalar]:
     """Return the metadata of a task whose rows are about one document each.

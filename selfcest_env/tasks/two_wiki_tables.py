@@ -19,7 +19,7 @@ from selfcest_env.structure import Between
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import ALL, FileSource, Skipped, identity_part, squeeze
 from selfcest_env.tasks.plan import appears_in
-from selfcest_env.tasks.tables import TableExpert, TableQuestion, table_facts
+from selfcest_env.tasks.tables import TableExpert, TableQuestion, table_metadata
 from selfcest_env.tasks.two_wiki import is_about, read_documents, read_evidences
 from selfcest_env.types import Task
 from selfcest_env.views import Observation
@@ -138,11 +138,11 @@ class TwoWikiTables(TableExpert, FileSource):
         for title in titles:
             distractors = [item for item in subjects[title].distractors.items() if item[0] not in context]
             context |= dict(distractors[: self.others])
-        facts = table_facts(question, dict.fromkeys(question.columns, _TEXT), len(context))
+        metadata = table_metadata(question, dict.fromkeys(question.columns, _TEXT), len(context))
         # Sorted, so that the order of the documents does not tell which of them are needed.
         sorted_context = {key: context[key] for key in sorted(context)}
         answer = write_table(question.columns, rows)
-        return self.make(subjects[titles[0]].record, question.write(), answer, sorted_context, **facts)
+        return self.make(subjects[titles[0]].record, question.write(), answer, sorted_context, **metadata)
 
 
 def _gather(record: Record, subjects: dict[str, _Subject], keep_distractors: bool) -> None:

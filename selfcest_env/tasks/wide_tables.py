@@ -18,7 +18,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.graders.wide import write_table
 from selfcest_env.structure import Between, check_order
 from selfcest_env.tasks.source import draw_int, make_task
-from selfcest_env.tasks.tables import TableExpert, TableQuestion, table_facts
+from selfcest_env.tasks.tables import TableExpert, TableQuestion, table_metadata
 from selfcest_env.types import Task
 from selfcest_env.views import Observation
 
@@ -108,7 +108,7 @@ class WideTables(TableExpert):
         answer = write_table(question.columns, rows_of_truth)
         context = {name: self._write_document(name, facts[name], rng) for name in sorted(names)}
         steps = {KEY: _TEXT} | {column: _NUMERIC if column in _NUMBERS else _TEXT for column in columns}
-        return make_task(self.name, question.write(), answer, table_facts(question, steps, len(context)), context)
+        return make_task(self.name, question.write(), answer, table_metadata(question, steps, len(context)), context)
 
     def _write_document(self, name: str, facts: dict[str, str], rng: np.random.Generator) -> str:
         sentences = [_SENTENCES[column].format(value) for column, value in facts.items()]

@@ -234,7 +234,7 @@ class Scaler(Stateful[ScalerState]):
         return lower + int(rng.random() < level - lower)
 
     def _get_source(self, family: str, level: int, menu: TaskMenu) -> TaskSource:
-        """Return the source of a family at a level, which is made once."""
+        """Return the source of a family at a level. It is made once, as the menu never changes."""
         if family not in self.options.knobs:
             return menu.sources[family]
         if menu.remake is None:

@@ -171,7 +171,10 @@ def _read_text(path: Path) -> str:
 
 
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings recursively. `null` for a key with a mapping deletes it, for example a variant."""
+    """Merge changes into a mapping, recursively.
+
+    `null` deletes a key whose value is a mapping, for example a variant, and becomes the value of any other key.
+    """
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)

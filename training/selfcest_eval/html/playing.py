@@ -70,7 +70,14 @@ def replay_episode(record: EpisodeRecord, renderers: Sequence[Renderer], timelin
 
 
 def _replay(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) -> ReplayedEpisode:
-    """Raises `RecordError` if the rules of the renderer make another episode."""
+    """Replay a record turn by turn, in the order of the timeline.
+
+    Returns:
+        The messages of each agent, and the accounts that each turn changed.
+
+    Raises:
+        RecordError: the game does not repeat the record by the rules of this renderer.
+    """
 
     def choose(kernel: Kernel) -> AgentId:
         return timeline.first_to_end((agent_id, len(kernel.agents[agent_id].turns)) for agent_id in kernel.ready())

@@ -280,7 +280,8 @@ class Study:
                 context = self.context(cell)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
-                    # Another strategy may have played some of them since the first look.
+                    # A cell of another strategy may have played the same episodes since the first look, as
+                    # `self_consistency` and `best_of_n` judge the same samples.
                     new = self._find_missing(batch, cell, store)
                     new = [item for item in new if item.played not in self._unplayable]
                     start_time = time.perf_counter()
