@@ -32,7 +32,7 @@ class Amounts(NamedTuple):
         return Amounts(*map(_plus, self, other))
 
     def minus(self, other: Amounts) -> Amounts:
-        """Difference; unlimited stays unlimited."""
+        """Return the difference. Unlimited stays unlimited."""
         return Amounts(*map(_left, self, other))
 
 
@@ -67,10 +67,10 @@ class Ledger:
         self._check_amounts("grant", total, unlimited=True)
         self.total = total
         self._accounts: dict[AgentId, Account] = {ROOT: Account(granted=total)}
-        self._open: dict[AgentId, int] = {ROOT: 0}  # how many open accounts each open account has funded
+        self._open: dict[AgentId, int] = {ROOT: 0}  # by open account, how many open accounts it has funded
 
     def copy(self) -> Ledger:
-        """An independent copy; accounts are immutable and shared."""
+        """Return an independent copy. Accounts are immutable, so the copy shares them."""
         other = Ledger.__new__(Ledger)
         other.total = self.total
         other._accounts = dict(self._accounts)
@@ -86,10 +86,7 @@ class Ledger:
 
     def reserve(self, agent_id: AgentId, cost: Amounts) -> None:
         """Set `cost` aside before the work starts."""
-        account = self._find_open(agent_id)
-        self._check_amounts("reservation", cost)
-        if not account.free.covers(cost):
-            raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
+        account = self._find_covering(agent_id, cost)
         self._accounts[agent_id] = Account(account.granted, account.spent, account.reserved.plus(cost), account.lent)
 
     def settle(self, agent_id: AgentId, reserved: Amounts, used: Amounts) -> None:
@@ -105,15 +102,12 @@ class Ledger:
         self._accounts[agent_id] = Account(account.granted, spent, account.reserved.minus(reserved), account.lent)
 
     def charge(self, agent_id: AgentId, cost: Amounts) -> None:
-        """Reserve and settle in one step: for what the environment itself writes."""
-        account = self._find_open(agent_id)
-        self._check_amounts("reservation", cost)
-        if not account.free.covers(cost):
-            raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
+        """Spend `cost` without a reservation, for text that the environment writes."""
+        account = self._find_covering(agent_id, cost)
         self._accounts[agent_id] = Account(account.granted, account.spent.plus(cost), account.reserved, account.lent)
 
     def lend(self, parent_id: AgentId, grants: Mapping[AgentId, Amounts]) -> None:
-        """Open one account per child, all funded from the parent's free balance in one step; a child costs a clone."""
+        """Open an account per child, funded from the parent's free balance in one step. A birth spends one clone."""
         parent = self._find_open(parent_id)
         free = parent.free
         births = Amounts(clones=len(grants))
@@ -145,7 +139,7 @@ class Ledger:
             still_open = ", ".join(str(agent_id) for agent_id in self._open if agent_id.parent == child_id)
             raise BudgetError(f"{child_id} cannot be closed before its clones {still_open}")
         consumed = child.spent.plus(child.lent)
-        # From now on the parent has lent what the child has consumed, so `granted` of the child shrinks to that.
+        # The parent's `lent` must stay the sum of its children's `granted`, so both shrink to the child's consumption.
         parent = self._find_open(parent_id)
         self._accounts[parent_id] = parent._replace(lent=parent.lent.minus(_finite(child.granted)).plus(consumed))
         self._accounts[child_id] = child._replace(granted=consumed)
@@ -185,6 +179,14 @@ class Ledger:
         if agent_id not in self._open:
             raise BudgetError(f"{agent_id} has no open account")
         return self._accounts[agent_id]
+
+    def _find_covering(self, agent_id: AgentId, cost: Amounts) -> Account:
+        """Return an open account whose free balance covers `cost`."""
+        account = self._find_open(agent_id)
+        self._check_amounts("reservation", cost)
+        if not account.free.covers(cost):
+            raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
+        return account
 
     @staticmethod
     def _check_amounts(what: str, amounts: Amounts, unlimited: bool = False) -> None:

@@ -1,9 +1,9 @@
-"""Counterfactual pasts: an episode before some of its turns, and the state from which a `Replay` is played.
+"""Counterfactual episodes: an episode without some of its turns, and the state from which a `Replay` is played.
 
 A replay intervenes on an agent's first turn, or on a later one that it names. It keeps every turn that is neither
 intervened on nor a descendant of such a turn (`tree.is_descendant`). An agent whose reply is replaced is *absent*. Its
-siblings keep their grants, its own grant never leaves the parent, nothing is charged for it, and no cost counts it. Its
-parent reads the replacement, by default the reply of a failed clone (`tree.reply_of`).
+siblings keep their grants, its own grant stays with the parent, and nothing is charged or counted for it. Its parent
+reads the replacement, by default the reply of a failed clone (`tree.reply_of`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
     """Return the finished kernel of a record, by playing the texts of its agents again.
 
     Raises:
-        RecordError: the episode was played with another prompt variant, or by these rules its texts make another one.
+        RecordError: the episode was played with another prompt variant, or these rules lead to another episode.
     """
     *_, kernel = replay_turns(record, rules)
     return kernel
@@ -72,12 +72,12 @@ def replay_turns(
         RecordError: as for `restore`, as soon as a turn differs from the record.
     """
     if record.prompt_variant is not None:
-        played = tuple(map(short_name, record.prompt_variant))  # a record may have a long name written out
+        played = tuple(map(short_name, record.prompt_variant))  # early records contain long names in full
         if rules.prompt_variant != played:
             raise RecordError(
                 f"episode {record.episode_id} was played with {_describe_variants(played)}, and these rules have "
-                f"{_describe_variants(rules.prompt_variant)}; pass those of its protocol, as "
-                "rules.with_variant(...) makes them"
+                f"{_describe_variants(rules.prompt_variant)}; pass rules with the same one, made by "
+                "rules.with_variant(...)"
             )
     turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
     kernel = Kernel(record.task, rules, {agent.agent_id: agent.reply for agent in record.agents if agent.absent})
@@ -96,9 +96,9 @@ def replay_turns(
         yield kernel
     if not _matches(kernel, record):
         raise RecordError(
-            f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "
-            "limits, the protocol and the token counter it was played with"
-            + ("" if record.prompt_variant is not None else ", with the prompt variant that it does not name")
+            f"episode {record.episode_id} cannot be restored: under these rules its texts lead to another episode; "
+            "pass the limits, the protocol and the token counter that it was played with"
+            + ("" if record.prompt_variant is not None else ", and its prompt variant, which this record does not name")
         )
 
 
@@ -121,7 +121,7 @@ def _matches(kernel: Kernel, record: EpisodeRecord) -> bool:
 
 def check_replay(replay: Replay, record: EpisodeRecord) -> None:
     """Raise `CreditError` for a turn that the episode lacks, or for an intervention that undoes another one."""
-    starts = [(agent_id, what.turn) for agent_id, what in replay.interventions]
+    starts = [(agent_id, change.turn) for agent_id, change in replay.interventions]
     for agent_id, turn in starts:
         agent = record.by_id.get(agent_id)
         if agent is None or not agent.turns:
@@ -138,16 +138,16 @@ def check_replay(replay: Replay, record: EpisodeRecord) -> None:
         for other in starts:
             if other != start and is_descendant(record.by_id, start, other):
                 agent_id, turn = start
-                before, first = other
+                other_id, other_turn = other
                 raise CreditError(
-                    f"replay {replay}: {agent_id}/turn{turn} descends from {before}/turn{first}, so it need not exist "
-                    f"once {before} is intervened on; ask for two replays"
+                    f"replay {replay}: {agent_id}/turn{turn} descends from {other_id}/turn{other_turn}, so it may not "
+                    f"exist after the intervention on {other_id}; make two replays of them"
                 )
 
 
 def is_replayed_turn(replay: Replay, record: EpisodeRecord, agent_id: AgentId, turn: int) -> bool:
     """Return whether a turn in a replay's record was played for the replay. The other turns are the episode's own."""
-    starts = ((other, what.turn) for other, what in replay.interventions)
+    starts = ((other, change.turn) for other, change in replay.interventions)
     return any(is_descendant(record.by_id, (agent_id, turn), start) for start in starts)
 
 
@@ -158,17 +158,18 @@ def start_replay(replay: Replay, kernel: Kernel) -> Kernel:
         CreditError: a replacement has more than `reply_tokens`, so no clone could have sent it.
     """
     absent: dict[AgentId, str | None] = {}
-    for agent_id, what in replay.interventions:
-        if what.absent:
-            absent[agent_id] = what.reply if what.kind == "replace" else None
-            text = kernel.rules.protocol.neutralise(what.reply)  # a clone's own reply is priced like this
+    for agent_id, change in replay.interventions:
+        if change.absent:
+            absent[agent_id] = change.reply if change.kind == "replace" else None
+            text = kernel.rules.protocol.neutralise(change.reply)  # the kernel prices a clone's reply in the same way
             bound = kernel.limits.reply_tokens
             tokens = kernel.rules.counter.count_text(text)
             if bound is not None and tokens > bound:
                 raise CreditError(
                     f"replay {replay}: the reply for {agent_id} has {tokens} tokens, over reply_tokens = {bound}"
                 )
-    return fork_before(kernel, *((agent_id, what.turn) for agent_id, what in replay.interventions), absent=absent)
+    starts = [(agent_id, change.turn) for agent_id, change in replay.interventions]
+    return fork_before(kernel, *starts, absent=absent)
 
 
 def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
@@ -178,6 +179,6 @@ def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
     is the factual stream, and both change with the sample. Replays of one episode with equal `sample` share the streams
     "after" as common random numbers. A replay of a replay shares no stream with it.
     """
-    resampled = any(agent_id.is_under(other) and what.kind == "resample" for other, what in replay.interventions)
+    resampled = any(agent_id.is_under(other) and change.kind == "resample" for other, change in replay.interventions)
     kind = ("resample" if resampled else "after") + (f" in {replay.episode_id}" if replay.is_second else "")
     return turn_seed(seed, agent_id, turn, kind, replay.sample)

@@ -17,8 +17,8 @@ def fits_context(limits: Limits, context_tokens: int) -> bool:
 def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | None, Status | None]:
     """Return the tokens of an agent's next turn, and the status with which anything but an answer would end it.
 
-    A grant of 0 ends the agent now. While another turn can follow, the grant leaves room for one line of environment
-    text and one more answer; so it does where the agent can still ask for more turns.
+    A grant of 0 ends the agent now. If another turn can follow, or the agent can ask for one, the grant leaves room for
+    one line of environment text and one more answer.
     """
     limits = rules.limits
     used = len(state.turns)
@@ -33,15 +33,16 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
         return room, Status.OUT_OF_TURNS
     reserve = rules.answer_tokens
     notice = rules.notice_tokens
-    later = _least(
+    # The grant if another turn is to follow.
+    grant = _least(
         limits.turn_tokens,
         None if window is None else window - notice - reserve,
         None if free.total_tokens is None else free.total_tokens - notice - reserve,
         None if free.generated_tokens is None else free.generated_tokens - reserve,
     )
-    if later is not None and later < reserve:
-        return room, Status.OUT_OF_TOKENS
-    return later, Status.OUT_OF_TURNS if turns is not None and used + 1 >= turns else None
+    if grant is not None and grant < reserve:
+        return room, Status.OUT_OF_TOKENS  # too little for both, so this turn gets all of it
+    return grant, Status.OUT_OF_TURNS if turns is not None and used + 1 >= turns else None
 
 
 def find_shortage(state: AgentState, free: Amounts, rules: Rules, tokens: int) -> Fault | None:

@@ -41,7 +41,7 @@ from selfcest_env.types import (
 
 
 class Kernel:
-    """One episode. A kernel is single-use: create it, play it once, drop it.
+    """One episode. A kernel is played once and has no reset.
 
     Args:
         task: the problem.
@@ -112,10 +112,10 @@ class Kernel:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
         turn_index = len(state.turns)
         self._log[agent_id, turn_index] = LogEntry(agent_id, turn_index, action, usage, text)
-        # A generation that does not count asks for nothing, whatever its text says.
+        # An invalid generation requests no more turns, whatever its text says.
         extra = state.extra_turns if turn.invalid_reason(usage) else self.rules.more_turns(state.extra_turns, text)
         if turn.can_extend and extra > state.extra_turns:
-            turn = turn._replace(last=None)
+            turn = turn._replace(end_status=None)
         action, facts, text = self._settle(agent_id, turn, action, usage, text)
         del self._ready[bisect_left(self._ready, agent_id)]
         self._agents[agent_id] = state._replace(
@@ -140,7 +140,7 @@ class Kernel:
                 )
 
     def play(self, agent_id: AgentId, text: str, usage: Usage) -> None:
-        """Parse a generation and `step`. A text that is over its grant or cut by length is not parsed."""
+        """Parse a generation and play it by `step`. A text over its grant, or cut by length, is not parsed."""
         _, turn = self._find_open_turn(agent_id)
         fault = turn.invalid_reason(usage)
         action = self.rules.protocol.parse(text) if fault is None else Malformed(fault)
@@ -220,11 +220,11 @@ class Kernel:
         """
         state = self._agents[agent_id]
         free = self.ledger[agent_id].free
-        grant, last = turn_grant(state, free, self.rules)
-        if grant == 0 and last is not None:
-            return self._finish(agent_id, last)
-        can_extend = last is Status.OUT_OF_TURNS and self.rules.turns(state.extra_turns) != self.rules.max_turns
-        has_next_turn = last is None or can_extend
+        grant, end_status = turn_grant(state, free, self.rules)
+        if grant == 0 and end_status is not None:
+            return self._finish(agent_id, end_status)
+        can_extend = end_status is Status.OUT_OF_TURNS and self.rules.turns(state.extra_turns) != self.rules.max_turns
+        has_next_turn = end_status is None or can_extend
         may_spawn = state.brief.can_delegate and free.covers(Amounts(clones=1))
         can_pay = may_spawn and can_pay_call(state, free, self.rules, self._board(agent_id))
         turn = OpenTurn(
@@ -233,7 +233,7 @@ class Kernel:
             can_delegate=has_next_turn and can_pay,
             can_read=has_next_turn and self._can_read(agent_id),
             too_poor=may_spawn and not can_pay,
-            last=last,
+            end_status=end_status,
             # A turn that fails is followed by a line about its fault, which is reserved with the turn.
             reserved=Amounts((grant or 0) + (self.rules.notice_tokens if has_next_turn else 0), grant or 0),
             can_extend=can_extend,
@@ -245,7 +245,7 @@ class Kernel:
     def _settle(
         self, agent_id: AgentId, turn: OpenTurn, action: Action, usage: Usage, text: str
     ) -> tuple[Action, TurnFacts, str]:
-        """Charge a generation. Return its action, facts and text; those of an invalid generation are replaced."""
+        """Charge a generation. Return its action, facts and text, replaced where the generation is invalid."""
         grant = turn.max_new_tokens
         used = usage.generated_tokens
         if used is None:  # unknown usage is charged the whole grant
@@ -257,7 +257,7 @@ class Kernel:
         if fault is Fault.OVER_GRANT:
             assert grant is not None
             used = grant
-            text = ""  # a text over the grant must never reach a context, whose length it would break
+            text = ""  # the context has room for the grant only
         reserved = turn.reserved
         cost = Amounts(used, used)
         if grant is None:  # no limit bounded the turn, so nothing was reserved for its generation
@@ -275,8 +275,8 @@ class Kernel:
         """Close a turn with a fault. Tell the agent the fault and open its next turn, or end it after its last one."""
         assert facts.fault is not None
         self._close_turn(agent_id, facts)
-        if turn.last is not None:
-            return self._finish(agent_id, turn.last)
+        if turn.end_status is not None:
+            return self._finish(agent_id, turn.end_status)
         played = len(self._agents[agent_id].turns)
         tokens = self._append(agent_id, self._with_reminder(agent_id, self.rules.protocol.fault(facts.fault), played))
         self._open_turn(agent_id, tokens)
@@ -322,7 +322,7 @@ class Kernel:
         message = self._with_reminder(agent_id, documents, len(self._agents[agent_id].turns) + 1)
         tokens = self.rules.counter.count((message,), Boundary.AFTER_STOP)
         fault: Fault | None = None
-        if turn.last is not None or not self._agents[agent_id].brief.can_read:
+        if turn.end_status is not None or not self._agents[agent_id].brief.can_read:
             fault = Fault.NOT_ALLOWED
         elif not keys:
             fault = Fault.BAD_CALL
@@ -347,10 +347,11 @@ class Kernel:
         turn: OpenTurn,
         requests: tuple[CloneRequest, ...],
     ) -> None:
-        if turn.last is not None or turn.too_poor:
-            fault = Fault.NOT_ALLOWED if turn.last is Status.OUT_OF_TURNS else Fault.OVER_BUDGET
+        if turn.end_status is not None or turn.too_poor:
+            # An agent that cannot pay for the smallest call is not given another turn to repeat it.
+            fault = Fault.NOT_ALLOWED if turn.end_status is Status.OUT_OF_TURNS else Fault.OVER_BUDGET
             self._close_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault))
-            return self._finish(agent_id, turn.last or Status.OUT_OF_TOKENS)
+            return self._finish(agent_id, turn.end_status or Status.OUT_OF_TOKENS)
         state = self._agents[agent_id]
         free = self.ledger[agent_id].free
         reason = find_refusal(state, free, self.rules, requests, self.keys_of(agent_id))

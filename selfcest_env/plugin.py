@@ -30,20 +30,21 @@ T = TypeVar("T")
 @stored_as(name="name", options="options")
 @dataclass(frozen=True)
 class PlugIn:
-    """Something pluggable: a built-in name or `package.module:Class`, and its constructor's options."""
+    """A plug-in as a config names it: a registered name or `package.module:Class`, and its constructor's options."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Configured:
-    """Base of a plug-in that is more than its options: `options` are frozen, whatever else it holds is beside them.
+    """Base of a plug-in that holds more than its options. The options are frozen in `options`.
 
-    A subclass has a frozen dataclass `Options` inside, whose arguments are its constructor's, as in `Dots(decay=0.9)`.
-    One that needs more overrides `__init__`, which begins with `super().__init__(*arguments, **options)`.
+    A subclass contains a frozen dataclass `Options`, whose arguments are those of the plug-in's constructor, as in
+    `Dots(decay=0.9)`. A subclass that sets up more overrides `__init__` and calls
+    `super().__init__(*arguments, **options)` first.
 
     Raises:
-        TypeError: when a class is defined whose `Options` are no frozen dataclass.
+        TypeError: at the definition of a subclass whose `Options` is no frozen dataclass.
     """
 
     Options: ClassVar[type[Any]]
@@ -80,14 +81,14 @@ _IMPLEMENTS: dict[tuple[type, type], bool] = {}  # by class and protocol
 
 @runtime_checkable
 class HasState(Protocol):
-    """What changes while a plug-in works. Its values go into checkpoints."""
+    """An object with state that goes into checkpoints."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Dicts with string keys, lists, texts, numbers, booleans, None and tensors."""
+        """Return the state as nested dicts with string keys, lists, texts, numbers, booleans, None and tensors."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         ...
 
 
@@ -95,14 +96,14 @@ S = TypeVar("S", bound=HasState)
 
 
 class Stateful(Configured, Generic[S]):
-    """Base of a plug-in that remembers: `options` are frozen, and all that changes is another object, `state`."""
+    """Base of a plug-in that changes while it works. Its `options` are frozen, and `state` holds all that changes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.state = self.initial_state()
 
     def initial_state(self) -> S:
-        """The state before anything has happened; the options are there already."""
+        """Return the initial state. It may depend on `self.options`."""
         raise NotImplementedError(f"{type(self).__name__} does not override initial_state")
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -113,7 +114,7 @@ class Stateful(Configured, Generic[S]):
 
 
 class PlainState:
-    """Base of a state that is a dataclass of plain values; these, by their stored names, are its `state_dict`."""
+    """Base of a dataclass of plain values that is a state. Its `state_dict` has the fields by their stored names."""
 
     def state_dict(self) -> Mapping[str, Any]:
         return deepcopy(stored_fields(self))
@@ -123,24 +124,24 @@ class PlainState:
 
 
 def is_frozen(cls: type) -> bool:
-    """Whether a class is itself, not by a base class alone, a frozen dataclass."""
+    """Return whether a class itself, and not only a base class, is a frozen dataclass."""
     return "__dataclass_params__" in vars(cls) and bool(vars(cls)["__dataclass_params__"].frozen)
 
 
 @dataclass(frozen=True)
 class Registry(Mapping[str, str], Generic[T]):
-    """The plug-ins of one kind as references by name: those built in, and those that installed packages declare.
+    """The plug-ins of one kind: a mapping from their names to references `package.module:Class`.
 
-    A package declares one as an entry point in `group`. Nothing of a plug-in is imported before its name is used.
-    Wherever a name can stand, `package.module:Class` can stand too.
+    It contains the built-in plug-ins and the entry points of installed packages in `group`. No plug-in is imported
+    before it is loaded. Wherever a name is accepted, `package.module:Class` is accepted too.
 
     Attributes:
-        kind: protocol or base class of such plug-ins; see `check_kind`.
-        what: what messages call one, as "task source".
-        group: the entry point group, as "selfcest.task_source".
+        kind: protocol or base class of the plug-ins; see `check_kind`.
+        what: noun for messages, for example "task source".
+        group: the entry point group, for example "selfcest.task_source".
         builtins: `package.module:Class` by name.
-        old_group: what the entry point group was called; a plug-in that is declared there is refused with its new name.
-        old_members: members of `kind` that were renamed, the new name by the old one; likewise.
+        old_group: former name of the entry point group. Loading a plug-in from it raises an error with the new name.
+        old_members: new names of renamed members of `kind`, by old name. A class with an old one raises likewise.
     """
 
     kind: type[T]
@@ -151,7 +152,7 @@ class Registry(Mapping[str, str], Generic[T]):
     old_members: Mapping[str, str] = field(default_factory=dict)
 
     def references(self) -> dict[str, str]:
-        """All references by name. Raises `PlugInError` if two packages claim one name."""
+        """Return all references by name. Raises `PlugInError` if two packages claim one name."""
         references = dict(self.builtins)
         for name, reference, owner in _find_entry_points(self.group, tuple(sys.path)):
             if references.setdefault(name, reference) != reference:
@@ -162,16 +163,15 @@ class Registry(Mapping[str, str], Generic[T]):
         return references
 
     def load(self, reference: str, where: str = "") -> type[T]:
-        """The class that `reference` names. Nothing is instantiated.
+        """Return the class of a plug-in, without an instance.
 
         Args:
             reference: a name of this registry, or `package.module:Class`.
-            where: the place that names it in a config, which a message begins with; empty: no config does.
+            where: key of the reference in a config, for messages; empty if it stands in none.
 
         Raises:
-            ConfigError: no such name.
-            PlugInError: the reference leads to no class of this kind, or to code that may not be imported here (see
-                `only_trusted`).
+            ConfigError: the name is unknown.
+            PlugInError: the reference names no class of this kind, or code that is not trusted (see `only_trusted`).
         """
         place = f"{where}: " if where else ""
         references = self.references()
@@ -191,9 +191,9 @@ class Registry(Mapping[str, str], Generic[T]):
         return cls
 
     def make(self, reference: str, options: Mapping[str, Any], *, where: str) -> T:
-        """The plug-in that `reference` names, with these options. Errors are those of `load` and `build`.
+        """Return a plug-in with these options. Errors are those of `load` and `build`.
 
-        `where` is the place of the options, `X.options` or, where the name stands among them, `X`.
+        `where` is the config key of the options: `X.options`, or `X` where the name stands among the options.
         """
         return build(self.load(reference, where.removesuffix(".options")), options, where=where)
 
@@ -229,7 +229,7 @@ def _import(reference: str, known: Mapping[str, str], what: str, place: str) -> 
     trusted = _trusted.get()
     if reference not in known and trusted is not None and not _is_within(module_name, trusted):
         raise PlugInError(
-            f"{place}{what} {reference!r} is code that a command which only looks does not run; if you trust it, add "
+            f"{place}{what} {reference!r} is code that a read-only command does not run; if you trust it, add "
             f"--trust {module_name}"
         )
     local = local_modules()
@@ -253,14 +253,14 @@ def _import(reference: str, known: Mapping[str, str], what: str, place: str) -> 
     return cls
 
 
-_trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)  # `None`: whatever a config names
+_trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)  # `None`: all modules
 
 
 @contextmanager
 def only_trusted(modules: Iterable[str]) -> Iterator[None]:
     """Inside the block, registries load only built-in plug-ins, installed entry points and classes of these modules.
 
-    It protects commands that read files of others: a config can name any class, and an import runs its module.
+    Commands that read files of other people need it, because a config can name any class, and an import runs code.
     """
     token = _trusted.set(tuple(modules))
     try:
@@ -270,11 +270,11 @@ def only_trusted(modules: Iterable[str]) -> Iterator[None]:
 
 
 def check_modules(modules: list[str] | None) -> list[str] | None:
-    """The modules that a user trusts. Raises `PlugInError` for one that cannot be found; nothing is imported."""
+    """Return the modules of `--trust`. Raises `PlugInError` for a module that cannot be found. Nothing is imported."""
     for module in modules or []:
         if not _is_module(module):
             raise PlugInError(
-                f"--trust {module}: there is no such module; expected its import name, as in --trust package.module"
+                f"--trust {module}: no such module; expected an import name, as in --trust package.module"
             )
     return modules
 
@@ -285,7 +285,7 @@ def is_read_only() -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Whether a module can be found, also one of the folder that is searched for plug-ins. Nothing is imported."""
+    """Return whether a module can be found, also in the folder that is searched for plug-ins. Nothing is imported."""
     if name in sys.modules:
         return True
     parts = name.split(".")
@@ -294,7 +294,7 @@ def _is_module(name: str) -> bool:
     local = local_modules()
     try:
         spec = importlib.util.find_spec(parts[0]) or (local.look_up(parts[0]) if local else None)
-    except ValueError:  # a module that was made by hand
+    except ValueError:  # a module in `sys.modules` without a spec
         return False
     for i in range(1, len(parts)):
         # Not `find_spec` of the whole name, which imports the package around it.
@@ -316,46 +316,47 @@ def check_kind(cls: type, kind: type, who: str) -> None:
     if not is_protocol(kind):
         if not issubclass(cls, kind):
             raise PlugInError(
-                f"{who}: {cls.__name__} is no subclass of {kind.__module__}:{kind.__name__}; derive it from that"
+                f"{who}: {cls.__name__} is no subclass of {kind.__module__}:{kind.__name__}; derive it from that class"
             )
         return
     hints = typing.get_type_hints(kind)
-    lacking: list[str] = []
-    bases = [base for base in cls.__mro__ if base is not kind]  # members inherited from the protocol do nothing
+    missing: list[str] = []
+    # Without the protocol itself: members that are inherited from it do nothing.
+    bases = [base for base in cls.__mro__ if base is not kind]
     for name in sorted(get_protocol_members(kind)):
         # Not `getattr`, which finds a `__call__` in every class.
         members = [vars(base)[name] for base in bases if name in vars(base)]
         if callable(getattr(kind, name, None)):
             if not members or not callable(getattr(cls, name)):
-                lacking.append(f"{name}()")
+                missing.append(f"{name}()")
         elif typing.get_origin(hints.get(name)) is typing.ClassVar:
             (type_,) = typing.get_args(hints[name])
             if not members or not isinstance(members[0], type_):
-                lacking.append(f"{name}: {type_.__name__}")
+                missing.append(f"{name}: {type_.__name__}")
         elif not members and not any(name in inspect.get_annotations(base) for base in bases):
-            lacking.append(name)
-    if lacking:
+            missing.append(name)
+    if missing:
         raise PlugInError(
-            f"{who}: {cls.__name__} lacks {', '.join(lacking)}; declare it on the class, as "
+            f"{who}: {cls.__name__} lacks {', '.join(missing)}; declare it on the class, as "
             f"{kind.__module__}:{kind.__name__} does"
         )
 
 
 def check_state_apart(cls: type, who: str, remembers: bool) -> None:
-    """Raise `PlugInError` for a frozen dataclass that remembers: it would change although it is frozen."""
+    """Raise `PlugInError` for a frozen dataclass with state, which it could not change."""
     if remembers and is_frozen(cls):
         raise PlugInError(
-            f"{who}: {cls.__name__} is a frozen dataclass and has state_dict; expected frozen options and a state "
-            "apart from them: derive it from selfcest_env.plugin:Stateful, or write an ordinary class"
+            f"{who}: {cls.__name__} is a frozen dataclass and has state_dict; expected a state "
+            "apart from frozen options: derive it from selfcest_env.plugin:Stateful, or write an ordinary class"
         )
 
 
 def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
-    """`cls(**options)` with every option checked against the annotation of its field or parameter, see `structure`.
+    """Return `cls(**options)`, each option checked against its annotation (`structure.construct`).
 
     Raises:
-        ConfigError: an unknown, missing or wrongly typed option, named as `where.option`, or what the class refused.
-            `where` is the place of the options, as in `Registry.make`.
+        ConfigError: an option is unknown, missing or wrongly typed, or the class refuses it. The message begins with
+            `where`, the config key of the options as in `Registry.make`.
     """
     return construct(cls, options, place=where)
 

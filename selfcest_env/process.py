@@ -11,7 +11,7 @@ of a rollout in one call, and equal turns once: replays keep most turns of their
         def judge(self, steps: Sequence[ProcessStep]) -> list[float]:
             return [self.weight * ("please" in step.text) for step in steps]
 
-A reward for every turn pays for taking turns and for spawning clones that take some; mind the sign.
+A positive reward per turn also rewards more turns, and more clones, since these take turns too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from selfcest_env.structure import to_builtins
 from selfcest_env.types import Fault, Outcome, Role, Status, Task, TurnKey
 
 REMEMBERED = 200_000  # cached judgements of earlier calls, some tens of megabytes
-Named = tuple[AgentRecord, list[bytes]]
+AgentDigests = tuple[AgentRecord, list[bytes]]  # an agent with a digest for each of its turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,19 @@ class PastTurn:
 
 @dataclass(frozen=True)
 class ProcessStep:
-    """One turn with everything that a judge may see.
+    """One turn, with all that a judge may see.
 
     Attributes:
-        task: of the episode, ground truth included.
-        depth: of the agent in the tree; 0 is the root.
-        objective: what the agent was asked; of the root the prompt.
-        shared_context: keys of the documents that it was handed. What it has read since stands in its calls alone.
+        task: task of the episode, ground truth included.
+        depth: depth of the agent in the tree; 0 is the root.
+        objective: the agent's objective; for the root, the prompt.
+        shared_context: keys of the documents that it was given. Only its calls show which documents it has read since.
         past: its earlier turns.
-        text: what it wrote.
-        outcome, fault: what that came to.
-        generated_tokens: what that cost.
-        status: how the agent ended, if this is its last turn: a reward of an agent as a whole is one of that turn.
+        text: its generation in this turn.
+        outcome, fault: the result of the turn.
+        generated_tokens: tokens of the generation.
+        status: the agent's final status if this is its last turn, else `None`. A reward for a whole agent belongs to
+            its last turn.
     """
 
     task: Task
@@ -78,64 +79,73 @@ class ProcessStep:
 
 
 class ProcessTerm(ABC):
-    """Base of a reward term that judges turns; its value is their sum. A subclass has `judge`, and options."""
+    """Base of a reward term that judges turns. Its value is the sum over all turns of the episode."""
 
     @abstractmethod
     def judge(self, steps: Sequence[ProcessStep]) -> Sequence[float | InfrastructureError]:
-        """One finite number for each step, from it alone: equal steps are judged once and remembered.
+        """Return one finite number for each step.
 
-        An `InfrastructureError` stands for a step that a server's fault has left unjudged.
+        It must depend on that step only, because equal steps are judged once and cached. An `InfrastructureError` in
+        the place of a number marks a step that a server has failed to judge.
         """
 
     def prepare(self, records: Sequence[EpisodeRecord]) -> None:
-        """Judge what is new in these records, or was left unjudged, in one call.
+        """Judge the steps of these records that are not cached yet in one call, and retry failed ones.
 
-        Raises `ValueError` for another number of judgements than steps, or one that is not finite.
+        Raises:
+            ValueError: there are more or fewer judgements than steps, or one is not finite.
         """
-        for name in [name for name, judged in self._judged.items() if isinstance(judged, InfrastructureError)]:
-            del self._judged[name]
-        for name in list(islice(self._judged, max(0, len(self._judged) - REMEMBERED))):
-            del self._judged[name]
+        failed = [digest for digest, judgement in self._judged.items() if isinstance(judgement, InfrastructureError)]
+        for digest in failed:
+            del self._judged[digest]
+        for digest in list(islice(self._judged, max(0, len(self._judged) - REMEMBERED))):  # the oldest ones
+            del self._judged[digest]
         self._judge_new([(record, _digest_turns(record)) for record in records])
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
-        """Raises `InfrastructureError` if a step was left unjudged; the next `prepare` has it judged again."""
-        if len(self._judged) > 2 * REMEMBERED:  # of somebody who prepares nothing
-            self.prepare([record])
-        named = list(_digest_turns(record))
-        self._judge_new([(record, named)])
-        return {agent.agent_id: tuple(map(self._known, names)) for agent, names in named}
+        """Return the judgement of each turn by agent.
 
-    def _known(self, name: bytes) -> float:
-        judged = self._judged[name]
-        if isinstance(judged, InfrastructureError):
-            raise InfrastructureError(str(judged)) from judged
-        return judged
+        Raises:
+            InfrastructureError: a server has failed to judge a step; the next `prepare` tries again.
+        """
+        if len(self._judged) > 2 * REMEMBERED:  # the caller never calls `prepare`, which empties the cache
+            self.prepare([record])
+        digests_by_agent = list(_digest_turns(record))
+        self._judge_new([(record, digests_by_agent)])
+        return {agent.agent_id: tuple(map(self._get_judgement, digests)) for agent, digests in digests_by_agent}
+
+    def _get_judgement(self, digest: bytes) -> float:
+        judgement = self._judged[digest]
+        if isinstance(judgement, InfrastructureError):
+            raise InfrastructureError(str(judgement)) from judgement
+        return judgement
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return sum_turns(self.by_turn(record))
 
-    def _judge_new(self, records: Iterable[tuple[EpisodeRecord, Iterable[Named]]]) -> None:
+    def _judge_new(self, records: Iterable[tuple[EpisodeRecord, Iterable[AgentDigests]]]) -> None:
         new: dict[bytes, tuple[EpisodeRecord, AgentRecord, int]] = {}
-        for record, named in records:
-            for agent, names in named:
-                new.update({name: (record, agent, i) for i, name in enumerate(names) if name not in self._judged})
+        for record, digests_by_agent in records:
+            for agent, digests in digests_by_agent:
+                for turn, digest in enumerate(digests):
+                    if digest not in self._judged:
+                        new[digest] = (record, agent, turn)
         if not new:
             return
         judgements: Sequence[float | InfrastructureError]
         try:
-            judgements = self.judge([_make_step(*place) for place in new.values()])
+            judgements = self.judge([_make_step(*turn) for turn in new.values()])
         except InfrastructureError as error:
             judgements = [error] * len(new)
         values = [value if isinstance(value, InfrastructureError) else float(value) for value in judgements]
         if len(values) != len(new):
             raise ValueError(
-                f"{type(self).__name__}.judge gave {len(values)} numbers for {len(new)} steps; expected one for each"
+                f"{type(self).__name__}.judge returned {len(values)} numbers for {len(new)} steps; expected as many"
             )
         for value, (record, agent, turn) in zip(values, new.values(), strict=True):
             if isinstance(value, float) and not math.isfinite(value):
                 key = TurnKey(record.episode_id, agent.agent_id, turn)
-                raise ValueError(f"{type(self).__name__}.judge gave {value} for {key}; expected a finite number")
+                raise ValueError(f"{type(self).__name__}.judge returned {value} for {key}; expected a finite number")
         self._judged.update(zip(new, values, strict=True))
 
     @cached_property
@@ -179,12 +189,12 @@ def _replies(record: EpisodeRecord, turn: Turn) -> tuple[str | None, ...]:
     )
 
 
-def _digest_turns(record: EpisodeRecord) -> Iterator[Named]:
+def _digest_turns(record: EpisodeRecord) -> Iterator[AgentDigests]:
     """Yield every agent with a digest for each of its turns. Digests are equal only for equal steps of equal tasks."""
     task = _digest(to_builtins(record.task))
     for agent in record.agents:
         digests = []
-        # A chain of digests: of the past before a turn, then of the turn, then with the replies that it got.
+        # A hash chain: `past` covers all turns before a turn, with the replies to their calls.
         past = _digest(task.hex(), agent.depth, agent.objective, agent.shared_context)
         for index, turn in enumerate(agent.turns):
             facts = turn.facts

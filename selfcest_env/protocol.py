@@ -21,9 +21,9 @@ from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
 T = TypeVar("T")
 
-LABELS = string.ascii_lowercase  # of clones, where a name may take one character
+LABELS = string.ascii_lowercase  # labels of clones, one character each
 LONGEST_POST_KEY = 32  # characters
-LONGEST_NAME = 200  # characters, of a prompt variant
+LONGEST_NAME = 200  # characters of a prompt variant's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Brief:
         role: root or clone.
         text: the task's prompt, or the clone's objective.
         keys: documents it may name.
-        documents: documents whose full text it sees.
-        can_delegate, can_read: the tools this agent has at its depth (its account may still forbid a call later).
+        documents: documents that it sees in full, by key.
+        can_delegate, can_read: the tools of an agent at its depth; its account may still be too small for a call.
         total_tokens: its grant, `None` if unlimited.
         reply_tokens: upper bound on a clone's reply, `None` if unlimited.
-        clones: clones that it and its subtree may start in all, `None` if unlimited or unknown.
+        clones: clones that it and its subtree may start together, `None` if unlimited or unknown.
     """
 
     role: Role
@@ -68,7 +68,7 @@ class PromptFormat(Protocol):
         ...
 
     def replies(self, replies: Sequence[Reply]) -> Message:
-        """The one message that brings a call's replies, in objective order. Every reply is a part of its own."""
+        """Return the message with all replies of a call, in objective order. Every reply is a part of its own."""
         ...
 
     def documents(self, documents: Mapping[str, str]) -> Message:
@@ -80,7 +80,7 @@ class PromptFormat(Protocol):
         ...
 
     def neutralise(self, reply: str) -> str:
-        """The reply as its parent may see it: no role marker, no special token, no call."""
+        """Return the reply as its parent may see it: without role markers, special tokens and calls."""
         ...
 
     def parse(self, text: str) -> Action:
@@ -94,7 +94,7 @@ class PromptFormat(Protocol):
 
 @runtime_checkable
 class ProtocolWrapper(Protocol):
-    """A protocol around another one. Capabilities that it lacks itself are found in the inner one."""
+    """A protocol around another one. A capability that it lacks is searched for in the inner one."""
 
     @property
     def protocol(self) -> PromptFormat: ...
@@ -116,7 +116,7 @@ def find_capability(protocol: PromptFormat, kind: type[T]) -> T | None:
 @stored_as("Note", text="text", number="number", trusted="trusted")
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One more thing that the environment says in a message.
+    """An additional piece of information in a message of the environment.
 
     Attributes:
         text: the note as a sentence.
@@ -131,22 +131,22 @@ class Note:
 
 @runtime_checkable
 class SupportsNotes(Protocol):
-    """A protocol that can say more than its own messages do. Optional; the built-in ones can."""
+    """An optional capability: adding notes to messages. The built-in protocols have it."""
 
     def note(self, message: Message, note: Note) -> Message:
-        """The message with the note in it."""
+        """Return the message with the note in it."""
         ...
 
 
 @runtime_checkable
 class ControlsTurns(Protocol):
-    """A protocol that gives agents fewer turns than `Limits.max_turns`, more to who asks, and says what is left.
+    """An optional capability: a turn limit below `Limits.max_turns` that agents can extend, with reminders.
 
-    Optional, as `text.prompt_variants.AddTurnLimit` makes one.
+    `text.prompt_variants.AddTurnLimit` is the built-in one.
 
     Attributes:
-        turns: that an agent may take without asking, at least 1.
-        extension: further turns of an agent, however often it asks. `Limits.max_turns` is at least the sum.
+        turns: turns of an agent that asks for no more, at least 1.
+        extension: upper bound on the further turns of an agent. `turns + extension` is at most `Limits.max_turns`.
     """
 
     @property
@@ -156,55 +156,56 @@ class ControlsTurns(Protocol):
     def extension(self) -> int: ...
 
     def asked(self, text: str) -> int:
-        """How many more turns a turn asks for; 0 if it does not."""
+        """Return the number of further turns that a text asks for; 0 if it asks for none."""
         ...
 
     def remind(self, message: Message, left: int) -> Message:
-        """The message that comes before a turn, of which there are so many left."""
+        """Return the message with a reminder of the turns left, the next one included."""
         ...
 
 
 @runtime_checkable
 class KeepsBoard(Protocol):
-    """A protocol by which a clone is shown what clones of its parent's earlier calls have left for it. Optional.
+    """An optional capability: clones see posts from the replies of their parent's earlier calls.
 
     Attributes:
-        posts: documents that a clone is shown, at most. Their texts are pieces of the replies, and no key has more
-            than `LONGEST_POST_KEY` characters beside an agent's id.
+        posts: maximum number of posts that a clone sees, each a document. Its text is a piece of a reply, and its key
+            has at most `LONGEST_POST_KEY` characters besides an agent's id.
     """
 
     @property
     def posts(self) -> int: ...
 
     def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
-        """Documents by key, of the replies of those clones in the order of their birth."""
+        """Return the posts by key, from the replies of the earlier clones in order of birth."""
         ...
 
 
 def check_capabilities(protocol: PromptFormat) -> None:
-    """Raise `ConfigError` for a layer that controls turns or keeps a board in part: the game would not ask it."""
+    """Raise `ConfigError` for a layer that implements an optional capability in part, which the game would ignore."""
     kinds: dict[type, tuple[str, ...]] = {ControlsTurns: ("asked", "remind"), KeepsBoard: ("board",)}
     for layer in iter_layers(protocol):
         for kind, methods in kinds.items():
-            # Static: a wrapper that hands on whatever it is asked for has none of it itself.
-            has = [name for name in methods if callable(inspect.getattr_static(layer, name, None))]
-            if has and not isinstance(layer, kind):
+            # Static lookup, because a wrapper may forward unknown attributes to the layer that it wraps.
+            present = [name for name in methods if callable(inspect.getattr_static(layer, name, None))]
+            if present and not isinstance(layer, kind):
                 members = [name for name in vars(kind) if not name.startswith("_")]
-                lacks = [name for name in members if inspect.getattr_static(layer, name, None) is None]
+                missing = [name for name in members if inspect.getattr_static(layer, name, None) is None]
                 raise ConfigError(
-                    f"the protocol {type(layer).__name__} has {' and '.join(has)} and lacks {' and '.join(lacks)}, so "
-                    f"the game would not ask it; add what is missing (see protocol.{kind.__name__}), or leave "
-                    f"{' and '.join(has)} out"
+                    f"the protocol {type(layer).__name__} has {' and '.join(present)} and lacks "
+                    f"{' and '.join(missing)}, so the game would ignore it; add the missing members (see "
+                    f"protocol.{kind.__name__}), or remove {' and '.join(present)}"
                 )
 
 
 def with_note(protocol: PromptFormat, message: Message, note: Note) -> Message:
-    """The message with the note in it. Raises `ConfigError` if the protocol can say no more than its own messages."""
-    if (notes := find_capability(protocol, SupportsNotes)) is not None:
+    """Return the message with the note in it. Raises `ConfigError` if the protocol does not support notes."""
+    notes = find_capability(protocol, SupportsNotes)
+    if notes is not None:
         return notes.note(message, note)
     raise ConfigError(
         f"the protocol {type(protocol).__name__} has no note(message, note), so agents cannot be told {note.text!r}; "
-        "add that method (see protocol.SupportsNotes), or play without what says this"
+        "add that method (see protocol.SupportsNotes), or remove the prompt variant"
     )
 
 
@@ -258,15 +259,21 @@ def _written(value: object, place: str) -> str:
 
 
 def sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:
-    """The pieces between `start` and `stop`, `None` if one is not closed; and the text outside them. Linear time."""
+    """Return the pieces between `start` and `stop`, or `None` if one is not closed, and the text outside.
+
+    It takes linear time, whatever a model wrote.
+    """
     inside: list[str] = []
     outside: list[str] = []
     position = 0
-    while (opened := text.find(start, position)) >= 0:
+    while True:
+        opened = text.find(start, position)
+        if opened < 0:
+            outside.append(text[position:])
+            return inside, "".join(outside)
         outside.append(text[position:opened])
         closed = text.find(stop, opened + len(start))
         if closed < 0:
             return None, "".join(outside)
         inside.append(text[opened + len(start) : closed])
         position = closed + len(stop)
-    return inside, "".join((*outside, text[position:]))

@@ -1,4 +1,4 @@
-"""The record of an episode: written once, frozen, JSON both ways. Costs, returns and views are derived from it."""
+"""The record of an episode: frozen, and readable from and writable to JSON. Costs and returns are derived from it."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from selfcest_env.types import (
 
 @dataclass(frozen=True)
 class Generation:
-    """The policy's side of one turn.
+    """The policy's data about one turn. Text-only policies leave the id fields empty and the temperature at 1.0.
 
     Attributes:
         text: the generated text that the game parsed.
-        finish_reason: whether the sampler stopped by itself.
-        prompt_ids: ids that the environment appended to the context just before this turn, and only those: the context
-            of turn t is the concatenation of all earlier `prompt_ids` and `token_ids` and this `prompt_ids`.
-        token_ids: ids the sampler produced, stop id included if it produced one.
-        behavior_logprobs: one per id in `token_ids`, of the distribution sampled from, temperature included.
-        temperature: that temperature.
-        policy_version: weights that sampled it.
-        charged_tokens: what a server says it cost, for text-only policies; `None`: the rules' counter prices the text.
-
-    Id fields are empty and the temperature is 1.0 for text-only policies.
+        finish_reason: whether a stop or the length ended it.
+        prompt_ids: ids that the environment appended just before this turn. The context of a turn is the concatenation
+            of all earlier `prompt_ids` and `token_ids` and its own `prompt_ids`.
+        token_ids: sampled ids, including the stop id if one was sampled.
+        behavior_logprobs: log-prob of each id in `token_ids` under the distribution that it was sampled from, at
+            `temperature`.
+        temperature: sampling temperature.
+        policy_version: version of the sampling weights.
+        charged_tokens: generated tokens that a server reports, for text-only policies. `None`: the rules' counter
+            prices the text.
 
     Example:
         >>> Generation("<ans>4<end>", FinishReason.STOP, (2, 9, 4), (12, 21, 13), (-0.1, -0.7, -0.01), 0.8, 3)
@@ -61,7 +61,7 @@ class Generation:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise RecordError(f"the text of a generation is {self.text!r}; expected a str")
-        if type(self.text) is not str:  # a `numpy.str_`, as random choices among texts are, would not be read back
+        if type(self.text) is not str:  # `random.choice` of NumPy gives a `numpy.str_`, which cannot be read back
             object.__setattr__(self, "text", str(self.text))
         if len(self.behavior_logprobs) != len(self.token_ids):
             raise RecordError(
@@ -78,13 +78,13 @@ class Turn:
     generation: Generation
 
 
-# Per agent one number for each of its turns.
+# A number for each turn, by agent.
 ByTurn = Mapping[AgentId, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class AgentRecord:
-    """One agent's run. `parent_id`, `depth` and `role` follow from the id; `born_at` is the parent's turn."""
+    """Everything that one agent did. `born_at` is the index of the parent's turn that started it."""
 
     agent_id: AgentId
     objective: str
@@ -109,12 +109,12 @@ class AgentRecord:
 
     @property
     def absent(self) -> bool:
-        """True for a clone that a replay leaves out: it has no turns, and no cost counts it."""
+        """Whether a replay leaves this clone out. It then has no turns and adds to no cost."""
         return self.status is Status.ABSENT
 
     @property
     def failed(self) -> bool:
-        """True if it played and no answer of it reached its parent (for the root: the user)."""
+        """Whether it played and gave no answer to its parent (the root: to the user)."""
         return self.status is not Status.ANSWERED and not self.absent
 
     @property
@@ -127,7 +127,7 @@ class AgentRecord:
 
     @property
     def context_tokens(self) -> int:
-        """Length of its context at its end."""
+        """Length of its context after its last turn."""
         return self.prompt_tokens + self.generated_tokens
 
     @property
@@ -136,17 +136,19 @@ class AgentRecord:
 
     @property
     def kv_token_steps(self) -> int:
-        steps = context = 0
+        steps = 0
+        context = 0
         for turn in self.turns:
             context += turn.facts.prompt_tokens
             new = turn.facts.generated_tokens
+            # The i-th new token, from 0, attends to `context + i` tokens before it.
             steps += new * context + new * (new - 1) // 2
             context += new
         return steps
 
     @property
     def context_ids(self) -> tuple[int, ...]:
-        """All ids of its context in order, as the sampler saw and produced them."""
+        """All prompt and sampled ids of its context, in order."""
         ids: list[int] = []
         for turn in self.turns:
             ids += turn.generation.prompt_ids
@@ -160,9 +162,9 @@ class Measure:
 
     Attributes:
         of: returns the cost of one episode.
-        over_samples: combines the costs of several episodes on one task: `sum`, or `max` if they can run in parallel.
-        in_series: combines them if each episode waits for the one before; `None`: as `over_samples`.
-        compared: whether strategies are compared at equal values of this cost. Counts are only reported.
+        over_samples: combines the costs of several parallel episodes on one task: `sum`, or `max` for a cost in time.
+        in_series: combines them if each episode waits for the one before; by default as `over_samples`.
+        compared: whether strategies are compared at equal values of this cost. Other costs are only reported.
     """
 
     of: Callable[[EpisodeRecord], float]
@@ -183,19 +185,19 @@ def _measured(
 
 @dataclass(frozen=True)
 class Cost:
-    """What an episode cost, in tokens unless said otherwise. A field is all that a new cost needs.
+    """Costs of an episode, in tokens. A new cost needs only a new field.
 
     Attributes:
         total_tokens: prompts (each token counted once) and generations of the root and of every clone.
-        prompt_tokens, generated_tokens: its two parts.
-        critical_path_tokens: longest chain of generated tokens that had to wait for each other; parallel clones count
-            by their maximum.
+        prompt_tokens, generated_tokens: the two parts of `total_tokens`.
+        critical_path_tokens: generated tokens that had to wait for each other. Of parallel clones only the longest
+            counts.
         peak_context: longest context of any agent.
-        billed_tokens: of every turn the whole context that was sent, and what was generated: the bill of a server that
-            keeps nothing between calls. With a perfect prompt cache it would be `total_tokens`.
-        kv_token_steps: for every generated token the length of the context before it, summed: keys and values that
-            decoding reads, in tokens.
-        clones, turns, depth: counts; depth is that of the deepest clone. Absent clones do not count.
+        billed_tokens: whole context and generated tokens of every turn, which a server without a prompt cache bills. A
+            perfect prompt cache would lower the bill to `total_tokens`.
+        kv_token_steps: length of the context before each generated token, summed: the keys and values that decoding
+            reads, in tokens.
+        clones, turns, depth: number of clones and turns, and depth of the deepest clone, without absent clones.
     """
 
     total_tokens: int = _measured(lambda e: sum(agent.context_tokens for agent in e.agents))
@@ -211,22 +213,22 @@ class Cost:
 
 
 def cost_measures() -> dict[str, Measure]:
-    """Every field of `Cost` by name, in order."""
+    """Return the measure of each field of `Cost` by name, in order."""
     return {item.name: item.metadata["measure"] for item in fields(Cost)}
 
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """Everything one play produced. Agents stand in tree order, whatever order they finished in.
+    """Everything that one episode produced. Agents are in tree order, whatever order they finished in.
 
     Attributes:
-        reward_terms: unweighted, by name; `None` until the episode has been scored: missing is not zero.
-        weights: of the terms, at the step of training that scored it; a term that is not named has weight 1.
-        parts: of terms that are sums over parts of the answer, the unweighted summands by key, see `Grade.parts`.
-        by_turn: of terms that are sums over turns, the unweighted summands; agents that are not named add 0.
-        grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
-        prompt_variant: names of the variants around the protocol (`Rules.with_variant`), innermost first. `None`:
-            not known, for a record from before format 5. Its key in JSON is `wording`.
+        reward_terms: unweighted values of the reward terms by name; `None` until the episode is scored.
+        grade_note: the grader's reason why its score is only a lower bound, else empty.
+        weights: weights of the terms at the training step that scored the episode; 1 for a term that is left out.
+        parts: unweighted summands of terms that are sums over parts of the answer, by term and `Grade.parts` key.
+        by_turn: unweighted summands of terms that are sums over turns, by term; agents that are left out add 0.
+        prompt_variant: names of the variants around the protocol (`Rules.with_variant`), innermost first; `None` if
+            unknown, in a record from before format 5. Its key in JSON is `wording`.
     """
 
     episode_id: str
@@ -258,7 +260,7 @@ class EpisodeRecord:
 
     @property
     def returns_by_part(self) -> dict[str, float]:
-        """What each part of the answer adds to the team return, by key; empty if it was judged as a whole."""
+        """The weighted summand of each part of the answer by key; empty if the answer was judged as a whole."""
         returns: dict[str, float] = {}
         for name, summands in self.parts.items():
             for key, value in summands.items():
@@ -267,7 +269,7 @@ class EpisodeRecord:
 
     @property
     def returns_by_turn(self) -> dict[TurnKey, float]:
-        """What each turn adds to the team return by terms that are sums over turns; one that adds 0 may be missing."""
+        """The weighted summand of each turn, of terms that are sums over turns. A turn that adds 0 may be missing."""
         returns: dict[TurnKey, float] = {}
         for name, agents in self.by_turn.items():
             for agent_id, summands in agents.items():
@@ -286,13 +288,13 @@ class EpisodeRecord:
         return Cost(**values)
 
     def turns(self) -> Iterator[tuple[TurnKey, Turn]]:
-        """Every generated turn with its key, in tree order."""
+        """Yield every turn with its key, in tree order."""
         for agent in self.agents:
             for index, turn in enumerate(agent.turns):
                 yield TurnKey(self.episode_id, agent.agent_id, index), turn
 
     def critical_path(self, agent_id: AgentId) -> int:
-        """The longest chain of generated tokens in an agent's subtree that had to wait for each other."""
+        """Return the generated tokens in an agent's subtree that had to wait for each other."""
         return sum(
             turn.facts.generated_tokens + max((self.critical_path(child) for child in turn.facts.children), default=0)
             for turn in self.by_id[agent_id].turns
@@ -323,7 +325,11 @@ def build_record(
     episode_id: str,
     seed: int,
 ) -> EpisodeRecord:
-    """Freeze a finished episode. Raises `RecordError` if it has not ended or a turn has no generation."""
+    """Return the record of a finished episode.
+
+    Raises:
+        RecordError: the episode has not ended, or a turn has no generation.
+    """
     if not kernel.done:
         raise RecordError(f"episode {episode_id} has not ended; {', '.join(map(str, kernel.ready()))} may still act")
     agents = []
@@ -349,8 +355,8 @@ def build_record(
     )
 
 
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
-FORMAT = 5  # 1 had no weights, and no number; 2 had no parts; 3 had no summands by turn; 4 had no wording
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+FORMAT = 5  # 2 added this number and `weights`; 3 `parts`; 4 `by_turn`; 5 `wording`
 _STORED_VARIANT = "wording"  # the key of `EpisodeRecord.prompt_variant` in stored records
 
 
@@ -373,8 +379,9 @@ def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
     values: object = data
     if isinstance(data, Mapping):  # `structure` refuses anything else
         values = {key: value for key, value in data.items() if key != "format"}
-        if (number := data.get("format", 1)) not in range(1, FORMAT + 1):
-            raise RecordError(f"record.format is {number!r}; expected 1 to {FORMAT}: read it with a later version")
+        number = data.get("format", 1)
+        if number not in range(1, FORMAT + 1):
+            raise RecordError(f"record.format is {number!r}; expected 1 to {FORMAT}; read it with a later version")
         if number < 5:
             values.setdefault(_STORED_VARIANT, None)
         if _STORED_VARIANT in values:
@@ -383,10 +390,10 @@ def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
 
 
 def read_json_lines(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[tuple[int, Any]]:
-    """Values of a file with one JSON value a line, each after the number of its line, from 1.
+    """Yield (line number, value) for each line of a JSON-lines file. Line numbers start at 1.
 
-    A last line that was cut, by a kill or a full disk, is skipped; `on_cut` is told. Raises `RecordError` that names
-    any other line that is no JSON.
+    A last line without its line break, which a crash or a full disk has cut, is skipped, and `on_cut` gets a message.
+    Raises `RecordError` for any other line that is no JSON.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -401,9 +408,9 @@ def read_json_lines(path: Path, on_cut: Callable[[str], None] = warn) -> Iterato
 
 
 def read_episodes(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[EpisodeRecord]:
-    """Records of a JSON-lines file, one episode a line; `on_cut` as in `read_json_lines`.
+    """Yield the records of a JSON-lines file, one episode per line; `on_cut` as in `read_json_lines`.
 
-    Raises `RecordError` that names the line.
+    Raises `RecordError`, which names the line.
     """
     for number, value in read_json_lines(path, on_cut):
         try:
@@ -413,11 +420,11 @@ def read_episodes(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[
 
 
 def write_episode(record: EpisodeRecord) -> str:
-    """The record as one line of a JSON-lines file."""
+    """Return the record as one line of a JSON-lines file."""
     return json_line(to_json(record))
 
 
 def json_line(data: Mapping[str, Any]) -> str:
-    """A line of a JSON-lines file. Half of a surrogate pair, which is no text in UTF-8, is written as an escape."""
-    written = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return _HALF_PAIR.sub(lambda half: f"\\u{ord(half.group()):04x}", written) + "\n"
+    """Return a line of a JSON-lines file. A lone surrogate, which UTF-8 cannot encode, is written as an escape."""
+    line = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", line) + "\n"

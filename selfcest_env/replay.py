@@ -1,7 +1,7 @@
-"""A counterfactual question about an episode: what would have come of it, had these agents done something else?
+"""Specifications of counterfactual episodes: a recorded episode in which some agents act otherwise.
 
-A `Replay` only names the question, so a credit scheme can ask it without holding the environment or the policy. Which
-turns it keeps is decided by `counterfactual`, and it is played by `selfcest_agents.replay`.
+A `Replay` is only a specification, so a credit scheme can request it without an environment or a policy. The module
+`counterfactual` decides which turns it keeps, and `selfcest_agents.replay` plays it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from selfcest_env.types import ROOT, AgentId
 
 @dataclass(frozen=True, slots=True, order=True)
 class Intervention:
-    """What is done to one agent; made by `DEFAULT`, `RESAMPLE` and the constructors below.
+    """A change to one agent; made by `DEFAULT`, `RESAMPLE` and the constructors below.
 
     Attributes:
-        kind: `default`: its reply is one fixed text; it generates nothing, is charged nothing, has no subtree.
-            `replace`: the same with a text of the asker's. `resample`: its turns from `turn` on are sampled anew.
-            `again`: they are, from the streams that everything after an intervention draws from, see
-            `counterfactual.replay_seed`: the end of the episode once more, to be compared with other ends of it.
-        turn: the first of its turns that is not kept; 0 where it is absent.
-        reply: what its parent reads in its stead, for `replace`.
+        kind: `default` leaves the agent out, without turns, cost or subtree, and its parent reads the default reply.
+            `replace` does the same with the text `reply`. `resample` samples its turns from `turn` on again. `again`
+            does so too, but from the random streams of turns after an intervention (`counterfactual.replay_seed`), as
+            a control for the replays that share these streams.
+        turn: the first turn that is not kept; 0 for an agent that is left out.
+        reply: text that the parent reads, only for `replace`.
     """
 
     DEFAULT: ClassVar[Intervention]
@@ -63,7 +63,7 @@ class Intervention:
         return self.kind in ("default", "replace")
 
     def __str__(self) -> str:
-        if self.kind == "replace":  # a name for the text, which may hold anything
+        if self.kind == "replace":  # a digest, because the text may contain any character of this notation
             return f"replace:{hashlib.blake2b(self.reply.encode(), digest_size=8).hexdigest()}"
         return self.kind + (f"@{self.turn}" if self.turn else "")
 
@@ -74,16 +74,17 @@ Intervention.RESAMPLE = Intervention("resample")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Replay:
-    """A replay to play, hashable; prints as `e7/root.0=default,root.2=default/sample1`.
+    """The specification of a counterfactual episode; prints as `e7/root.0=default,root.2=default/sample1`.
 
     Attributes:
-        episode_id: the factual episode; or a replay of it by its `str`, to ask what would have come of that one.
-        interventions: what is done to whom, sorted by agent; at least one. What is done to one may not undo another's:
-            no agent may be below, or born after the join of, a turn that is not kept.
-        sample: replays that differ in it alone are independent draws of the same question.
+        episode_id: id of the recorded episode, or of a replay (its `str`) for a replay of that replay.
+        interventions: at least one change by agent, sorted by agent. No changed agent may descend from a turn that
+            another change drops.
+        sample: number of the draw. Replays that differ only in it are independent samples.
 
     Raises:
-        CreditError: no intervention, two on one agent, a reply in the root's stead, a turn or sample that is not >= 0.
+        CreditError: there is no intervention, there are two on one agent, the root is left out, or a turn or sample is
+            negative.
     """
 
     episode_id: str
@@ -93,17 +94,17 @@ class Replay:
     def __post_init__(self) -> None:
         agents = [agent_id for agent_id, _ in self.interventions]
         if not agents:
-            raise CreditError(f"replay {self} intervenes on nobody; name at least one agent")
+            raise CreditError(f"replay {self} has no interventions; expected at least one")
         if agents != sorted(set(agents)):
             raise CreditError(f"replay {self}: expected agents in tree order, each once; build it with Replay.of")
-        for agent_id, what in self.interventions:
-            if not isinstance(what, Intervention):
-                raise CreditError(f"replay of {self.episode_id}: {agent_id} has {what!r}; expected an Intervention")
-            if agent_id == ROOT and what.absent:
+        for agent_id, change in self.interventions:
+            if not isinstance(change, Intervention):
+                raise CreditError(f"replay of {self.episode_id}: {agent_id} has {change!r}; expected an Intervention")
+            if agent_id == ROOT and change.absent:
                 raise CreditError(f"replay {self}: the root has no parent to get a reply; resample it instead")
-            if type(what.turn) is not int or what.turn < 0 or (what.absent and what.turn):
-                expected = "0, as an absent agent takes none" if what.absent else "a whole number >= 0"
-                raise CreditError(f"replay {self}: turn of {agent_id} is {what.turn!r}; expected {expected}")
+            if type(change.turn) is not int or change.turn < 0 or (change.absent and change.turn):
+                expected = "0, as an absent agent takes none" if change.absent else "a whole number >= 0"
+                raise CreditError(f"replay {self}: turn of {agent_id} is {change.turn!r}; expected {expected}")
         if type(self.sample) is not int or self.sample < 0:
             raise CreditError(f"replay {self}: sample is {self.sample!r}; expected a whole number >= 0")
 
@@ -122,13 +123,12 @@ class Replay:
 
 
 def replayed_episode(name: str) -> str | None:
-    """The id of what a record with this id is a replay of, `None` if it is an episode itself."""
+    """Return the id of the episode or replay that a replay with this name replays; `None` for an episode's own id."""
     match = re.fullmatch(r"(.+)/[^/]+=[^/]+/sample\d+", name)
     return match[1] if match else None
 
 
 def root_episode(name: str) -> str:
-    """The id of the episode that a replay, or a replay of a replay, is of; an episode's own id."""
-    while (of := replayed_episode(name)) is not None:
-        name = of
-    return name
+    """Return the id of the recorded episode behind a replay, or behind a replay of a replay."""
+    replayed = replayed_episode(name)
+    return name if replayed is None else root_episode(replayed)

@@ -1,7 +1,7 @@
-"""One global reward: a grader judges the final answer, named terms add up to the team return.
+"""The team reward: a grader judges the root's answer, and named terms add up to the team return.
 
-A grader or term that raises, or returns anything but a finite number, stops the run with the cause. Nothing becomes 0.0
-in silence.
+A grader or term that raises, or returns anything but a finite number, stops the run with an error. No failure becomes
+a reward of 0.0.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ T = TypeVar("T")
 
 class RewardTerm(Protocol):
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        """One summand of the team return, from the unscored record and the grade of its answer."""
+        """Return one summand of the team return, from the unscored record and the grade of its answer."""
         ...
 
 
 @runtime_checkable
 class PartedTerm(RewardTerm, Protocol):
-    """A term that says what each part of the answer adds to it; its parts add up to its value."""
+    """A term that is a sum over parts of the answer."""
 
-    def parts(self, grade: Grade) -> Mapping[str, float]: ...
+    def parts(self, grade: Grade) -> Mapping[str, float]:
+        """Return the summand of each part by its key. They add up to the term's value."""
+        ...
 
 
 @runtime_checkable
 class TurnTerm(RewardTerm, Protocol):
-    """A term that says what each turn adds to it: a number that turns which it does not descend from cannot move."""
+    """A term that is a sum over turns. A turn's summand depends only on the turn and on those it descends from."""
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
-        """Per agent one number for each of its turns, which add up to the value; an agent that is not named adds 0.
+        """Return a summand for each turn by agent; agents that are left out add 0. They add up to the term's value.
 
-        Empty if the term, with these options, is no such sum.
+        The result is empty if the term, with these options, is no sum over turns.
         """
         ...
 
@@ -76,11 +78,11 @@ class Score:
 
 @dataclass(frozen=True)
 class TokenCost(Checked):
-    """Minus `price` for every `scale` tokens of the whole tree.
+    """Minus `price` per `scale` tokens of the whole tree.
 
     Attributes:
-        tokens: a cost of `record.Cost`, with or without its `_tokens`: "total" (prompts and generations), "generated".
-        only_when_correct: wrong episodes pay nothing, so that giving up early is not cheaper than trying.
+        tokens: the field of `record.Cost` that is priced, its suffix `_tokens` optional: "total", "generated", ...
+        only_when_correct: whether wrong episodes pay nothing, so that giving up early is not cheaper than trying.
     """
 
     price: float = 0.02
@@ -120,10 +122,7 @@ class CloneCost:
         return -self.price * record.cost.clones
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
-        def born(turn: Turn) -> int:
-            return sum(not record.by_id[child].absent for child in turn.facts.children)
-
-        return _by_turn(record, lambda turn: -self.price * born(turn))
+        return _by_turn(record, lambda turn: -self.price * _num_present_children(record, turn))
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,11 @@ class MalformedCost:
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
         return _by_turn(record, lambda turn: -self.price * (turn.facts.outcome is Outcome.MALFORMED))
+
+
+def _num_present_children(record: EpisodeRecord, turn: Turn) -> int:
+    """Return the number of clones that a turn started, without those that a replay leaves out."""
+    return sum(not record.by_id[child].absent for child in turn.facts.children)
 
 
 def _by_turn(record: EpisodeRecord, value: Callable[[Turn], float]) -> ByTurn:
@@ -154,7 +158,7 @@ _TOKENS_OF_TURN: dict[str, Callable[[TurnFacts], int]] = {
 class PaperTokenPenalty:
     """The released penalty: -weight * (1 - exp(-(t - free) / scale)) for t > free generated tokens.
 
-    For the root t is its own count, for clones that of the single longest one (0 if there is none).
+    t is the root's count, or that of the clone which generated most (0 without a clone).
     """
 
     role: Role
@@ -184,7 +188,7 @@ class PaperCallPenalty(Checked):
 class PaperMathPenalty:
     """Both released token penalties, for mathematics: together at most `cap`, and at most the score.
 
-    Beside the term `score` it makes the released max(0, s - min(penalty, cap)).
+    With the term `score` it adds up to the released max(0, score - min(penalty, cap)).
     """
 
     root: PaperTokenPenalty = PaperTokenPenalty(Role.ROOT, 0.3, 256.0)
@@ -197,33 +201,29 @@ class PaperMathPenalty:
 
 @dataclass(frozen=True)
 class Parallel(Checked):
-    """`weight` times how much ran side by side: min(1, clones of the widest call / `full`), 0 without a clone.
+    """`weight` times the parallelism of the episode: min(1, clones of the largest call / `full`), 0 without a clone.
 
-    r_parallel of PARL (Kimi K2.5's report, arXiv 2602.02276, Agent Swarm): it pays for instantiating sub-agents,
-    against "serial collapse", and its weight is annealed to 0. The report leaves its form open; this one is bounded
-    to [0, 1] and does not grow with the number of calls, so that spawning without end does not pay. In a tree every
-    agent's calls are looked at, and clones that a replay leaves out do not count. It is no sum over turns.
+    Source: r_parallel of PARL (Kimi K2.5's report, arXiv 2602.02276, Agent Swarm), which rewards starting sub-agents,
+    against "serial collapse", with a weight annealed to 0. The report leaves the formula open. This one lies in [0, 1]
+    and does not grow with the number of calls, so more calls earn no more. The calls of all agents are compared, and
+    clones that a replay leaves out do not count. The term is no sum over turns.
     """
 
     weight: float = 1.0
     full: Count = 2
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        widest = 0
-        for _, turn in record.turns():
-            num_present = sum(not record.by_id[child].absent for child in turn.facts.children)
-            widest = max(widest, num_present)
+        widest = max((_num_present_children(record, turn) for _, turn in record.turns()), default=0)
         return self.weight * min(1.0, widest / self.full)
 
 
 @dataclass(frozen=True)
 class Finish:
-    """`weight` times the share of the clones that started which ended by an answer that reached their parent; 0
-    without one.
+    """`weight` times the share of clones whose answer reached their parent, 0 without a clone.
 
-    r_finish of PARL (as `parallel`): it takes the merit from clones that are spawned and do nothing. In a tree a
-    clone of a clone counts as any other; clones that a replay leaves out do not. Without a clone it is 0, not 1, or
-    never delegating would be paid best.
+    Source: r_finish of PARL (see `Parallel`), which gives no reward for clones that do nothing. Clones at every depth
+    count, except those that a replay leaves out. Without a clone the share is 0, since 1 would reward an agent most
+    for never delegating.
     """
 
     weight: float = 1.0
@@ -252,7 +252,7 @@ TERMS = Registry(
 )
 
 
-# The whole
+# The sum of the terms
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,9 @@ class Reward:
     def grade(self, record: EpisodeRecord) -> Grade:
         """Judge the root's answer.
 
-        Raises `RewardError` if the grader raises or returns no proper grade; its `InfrastructureError` as it is.
+        Raises:
+            RewardError: the grader raises, or returns no valid grade.
+            InfrastructureError: raised by the grader itself.
         """
         who = f"grader {type(self.grader).__name__}, episode {record.episode_id}"
         try:
@@ -286,7 +288,7 @@ class Reward:
         return grade
 
     def check(self, tasks: Iterable[Task], where: str) -> None:
-        """Raise `RewardError` if the grader cannot judge a task's own answer: a truth that it cannot read."""
+        """Raise `RewardError` if the grader cannot judge the ground truth of a task as an answer."""
         for task in tasks:
             try:
                 self.grader.grade(task, task.answer)
@@ -297,9 +299,10 @@ class Reward:
                 ) from error
 
     def prepare(self, records: Sequence[EpisodeRecord]) -> None:
-        """Let terms that judge turns judge those of all these records at once, before each is scored.
+        """Let process terms judge the turns of all these records in one call, before each record is scored.
 
-        Raises `RewardError` if one raises.
+        Raises:
+            RewardError: a process term raises.
         """
         for name, term in self.terms.items():
             if isinstance(term, ProcessTerm):
@@ -311,13 +314,16 @@ class Reward:
     def score(
         self, record: EpisodeRecord, weights: Mapping[str, float] | None = None, grade: Grade | None = None
     ) -> EpisodeRecord:
-        """The record with every term filled in, and the weights that its team return gives them (1 if not named).
+        """Return the record with the value of every term.
 
-        `grade` is what `grade` has said of it, if it has been asked: some graders take their time.
+        Args:
+            record: an unscored record.
+            weights: weights of the terms in the team return, by name; 1 by default.
+            grade: the record's grade if it is known, since some graders are slow; computed by default.
 
         Raises:
-            RewardError: a term raises or is no finite number, or a weight is of no term; named with its cause.
-            InfrastructureError: a term's server left a turn unjudged; the record is as good as unplayed.
+            RewardError: a term raises or is no finite number, or a weight names no term.
+            InfrastructureError: a server of a term failed, so the record cannot be used.
         """
         grade = self.grade(record) if grade is None else grade
         values: dict[str, float] = {}
@@ -337,41 +343,43 @@ class Reward:
             if summands:
                 _check_sum(summands.values(), values[name], who)
                 parts[name] = summands
-            if turns and (stored := _checked_turns(turns, values[name], record, who)):
-                by_turn[name] = stored
+            nonzero_turns = _checked_turns(turns, values[name], record, who) if turns else {}
+            if nonzero_turns:
+                by_turn[name] = nonzero_turns
         weights = self.checked_weights(weights or {})
         return replace(
             record, reward_terms=values, parts=parts, by_turn=by_turn, grade_note=grade.note, weights=weights
         )
 
     def checked_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The weights themselves. Raises `RewardError` for one that is of no term, or not finite."""
+        """Return the weights as floats. Raises `RewardError` for one that names no term or is not finite."""
         for name in weights:
             if name not in self.terms:
                 raise RewardError(
-                    f"the reward has no term '{name}' to weigh; it has {', '.join(self.terms)}."
-                    f"{did_you_mean(name, self.terms)}"
+                    f"weights name {name!r}, which is no term of the reward.{did_you_mean(name, self.terms)} "
+                    f"Expected names among {', '.join(self.terms)}"
                 )
         return {name: _finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
 
 
 def _check_sum(summands: Iterable[Any], whole: float, who: str, what: str = "part") -> None:
+    """Raise `RewardError` unless the summands are finite and add up to the whole."""
     total = math.fsum(_finite(summand, f"{who}, {what}") for summand in summands)
     if not math.isclose(total, whole, rel_tol=1e-9, abs_tol=1e-9):
         raise RewardError(
-            f"{who}: its {what}s add up to {total:g}; expected the whole, {whole:g} (a class that changes an inherited "
-            f"value changes its {what}s too)"
+            f"{who}: its {what}s add up to {total:g}; expected its value {whole:g} (a class that overrides the "
+            f"value must override its {what}s too)"
         )
 
 
 def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, who: str) -> ByTurn:
-    """Check a term's summands by turn, and return those to store: of agents with a summand that is not 0."""
+    """Check a term's summands by turn. Return those to store: of the agents with any summand that is not 0."""
     summands: list[float] = []
     for agent_id, values in turns.items():
         agent = record.by_id.get(agent_id)
         if agent is None or len(values) != len(agent.turns):
             taken = "is not in the episode" if agent is None else f"took {len(agent.turns)} turns"
-            raise RewardError(f"{who}: it has {len(values)} numbers for the turns of {agent_id}, which {taken}")
+            raise RewardError(f"{who}: it gives {len(values)} numbers for the turns of {agent_id}, which {taken}")
         summands += values
     _check_sum(summands, whole, who, "turn")
     return {agent_id: tuple(map(float, values)) for agent_id, values in turns.items() if any(values)}
@@ -401,7 +409,7 @@ _PAPER: dict[str, dict[str, Any]] = {
     "call_penalty": {"name": "paper_call_penalty"},
 }
 
-# "grader" and every other key name a class by `name` (the key itself if left out) and give its options.
+# By preset: options of the grader and of each term. Their class is the one that `name`, or else the key, names.
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {
         "grader": {"name": "exact_match"},
@@ -413,7 +421,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "grader": {"name": "exact_match"},
         "correct": {"weight": 1.0},
     },
-    # For tasks of the size that chat models get: every token of the tree has a price, clones and prompts included.
+    # For tasks of the size that chat models get. Every token of the tree has a price, clones and prompts included.
     "by_source": {
         "grader": {"name": "by_source", "strict": True},
         "correct": {"weight": 1.0},
@@ -432,12 +440,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def make_reward(preset: str = "default", /, **changes: Mapping[str, Any] | None) -> Reward:
-    """A preset, with changes by term.
+    """Return a preset's reward, with changes by term.
 
     Args:
         preset: a key of `PRESETS`.
-        changes: per term, options that replace the preset's; a term the preset lacks is added, `None` leaves one out.
-            `name` chooses the class, a built-in name or `package.module:Class`. `grader` is changed in the same way.
+        changes: options by term (or `grader`), which replace those of the preset. A new key adds a term, and `None`
+            removes one. The option `name` chooses the class, by a built-in name or as `package.module:Class`.
 
     Example:
         >>> make_reward("default", token_cost={"price": 0.05}, malformed=None, clone_cost={"price": 0.01})
@@ -456,10 +464,10 @@ def make_reward(preset: str = "default", /, **changes: Mapping[str, Any] | None)
         elif not isinstance(change, Mapping):
             raise ConfigError(f"reward.{key} is {change!r}; expected a mapping of options, or null to leave it out")
         else:
-            old = specs.get(key, {})
-            # Options belong to a class: another class starts without the old one's.
-            same = "name" not in change or change["name"] == old.get("name", key)
-            specs[key] = {**old, **change} if same else dict(change)
+            old_spec = specs.get(key, {})
+            # Options belong to their class, so a change of class drops the old options.
+            is_same_class = "name" not in change or change["name"] == old_spec.get("name", key)
+            specs[key] = {**old_spec, **change} if is_same_class else dict(change)
     grader = _make("grader", specs.pop("grader"), GRADERS)
     return Reward({key: _make(key, spec, TERMS) for key, spec in specs.items()}, grader)
 

@@ -42,8 +42,8 @@ class Rules:
         self.prompt_variant = prompt_variant
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
-        self._under: dict[Limits, Rules] = {}
-        self._variants: dict[tuple[type, str], Rules] = {}
+        self._rules_by_limits: dict[Limits, Rules] = {}
+        self._rules_by_variant: dict[tuple[type, str], Rules] = {}
         self.turn_control = find_capability(protocol, ControlsTurns)
         self._board = find_capability(protocol, KeepsBoard)
         self.max_turns = limits.max_turns
@@ -52,8 +52,8 @@ class Rules:
             extension = self.turn_control.extension
             if turns < 1 or extension < 0 or limits.max_turns is None or turns + extension > limits.max_turns:
                 raise ConfigError(
-                    f"max_turns is {limits.max_turns}, and agents are told of {turns} turns and {extension} more for "
-                    "who asks; expected at least 1 turn, and a max_turns of at least their sum"
+                    f"max_turns is {limits.max_turns}, and the protocol promises {turns} turns and {extension} more on "
+                    "request; expected at least 1 turn, and a max_turns of at least their sum"
                 )
             self.max_turns = turns + extension
 
@@ -61,30 +61,32 @@ class Rules:
         """Return the same game with a prompt variant around its protocol; `None` returns these rules.
 
         Raises:
-            ConfigError: records could not name the variant, or it hides a capability of the protocol.
+            ConfigError: the variant has no name for records, or it hides a capability of the protocol.
         """
         if prompt_variant is None:
             return self
         key = type(prompt_variant), prompt_variant_name(prompt_variant)
-        if key not in self._variants:
+        if key not in self._rules_by_variant:
             protocol = prompt_variant(self.protocol)
             for kind in (ControlsTurns, KeepsBoard):
                 if find_capability(self.protocol, kind) is not None and find_capability(protocol, kind) is None:
                     raise ConfigError(
                         f"{type(protocol).__name__}, which {prompt_variant!r} makes, hides the {kind.__name__} of "
-                        "the protocol that it wraps; give it that protocol as its attribute protocol"
+                        "the protocol that it wraps; store that protocol in its attribute protocol"
                     )
             names = (*self.prompt_variant, key[1])
-            self._variants[key] = Rules(self.limits, protocol, self.counter, prompt_variant=names)
-        return self._variants[key]
+            self._rules_by_variant[key] = Rules(self.limits, protocol, self.counter, prompt_variant=names)
+        return self._rules_by_variant[key]
 
     def with_limits(self, limits: Limits) -> Rules:
         """Return the same game under other limits. Equal limits return one object, so that prices stay cached."""
         if limits == self.limits:
             return self
-        if limits not in self._under:
-            self._under[limits] = Rules(limits, self.protocol, self.counter, prompt_variant=self.prompt_variant)
-        return self._under[limits]
+        if limits not in self._rules_by_limits:
+            self._rules_by_limits[limits] = Rules(
+                limits, self.protocol, self.counter, prompt_variant=self.prompt_variant
+            )
+        return self._rules_by_limits[limits]
 
     @property
     def answer_tokens(self) -> int:
@@ -99,7 +101,7 @@ class Rules:
         return self.max_turns if self.turn_control is None else self.turn_control.turns + extra
 
     def more_turns(self, extra: int, text: str) -> int:
-        """Return `extra` plus the turns that a text asks for, at most the extension."""
+        """Return the additional turns of an agent after a text, which may ask for more; at most the extension."""
         if self.turn_control is None:
             return extra
         return min(extra + max(0, self.turn_control.asked(text)), self.turn_control.extension)

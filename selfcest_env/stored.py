@@ -1,16 +1,16 @@
-"""Names under which values stand in what is stored: keys of results, digests, names in records.
+"""Stored names of classes and fields, for keys of results, digests and names in records.
 
-A stored result is found again by a digest of everything that it follows from. Such a digest must not change when a
-class, a module or a field is renamed, so classes declare the names that are written:
+A stored result is found again by a digest of all its inputs. This digest must not change when a class, a module or a
+field is renamed, so classes declare the names that are written:
 
     @stored_as("TellTurns", turns="turns", extension="extension")
     @dataclass(frozen=True)
     class AddTurnLimit: ...
 
-A field that is renamed keeps its stored name: `more_turns="extension"`. A class that declares nothing, as one of a
-user's own package, is written by the names that it has.
+A renamed field keeps its stored name: `more_turns="extension"`. A class without declared names is written by its
+current names.
 
-Some declared names look like module paths. They are the texts that the first release wrote; no class need lie there.
+Some declared names look like module paths. They are the texts of the first release, and need not exist as modules.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _FIELD_NAMES = "__stored_field_names__"
 
 
 def stored_as(name: str = "", /, **field_names: str) -> Callable[[C], C]:
-    """Declare the names under which a dataclass is written. It stands above `@dataclass`.
+    """Return a class decorator, for use above `@dataclass`, that declares stored names.
 
     Args:
-        name: of the class, for those whose name is written; subclasses do not inherit it.
-        field_names: the stored name of each field, by the field's name. Those that a base class declares are inherited.
+        name: stored name of the class, if its name is written; subclasses do not inherit it.
+        field_names: the stored name of each field, by the field's name. Subclasses inherit them.
 
     Raises:
         TypeError: a field has no stored name, or a stored name belongs to no field or to two.
@@ -53,24 +53,24 @@ def stored_as(name: str = "", /, **field_names: str) -> Callable[[C], C]:
 
 
 def stored_name(cls: type) -> str:
-    """The name of a class in what is stored: the declared one, else the class's own."""
+    """Return the declared stored name of a class, else its current name."""
     return declared_name(cls) or cls.__qualname__
 
 
 def declared_name(cls: type) -> str:
-    """The name that a class itself declares by `stored_as`; empty if it declares none."""
+    """Return the stored name that a class itself declares; empty if it declares none."""
     name: str = vars(cls).get(_CLASS_NAME, "")
     return name
 
 
 def stored_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass instance by their stored names, in the order of the class."""
+    """Return the fields of a dataclass instance by their stored names, in the order of the class."""
     names: Mapping[str, str] = getattr(type(value), _FIELD_NAMES, {})
     return {names.get(item.name, item.name): getattr(value, item.name) for item in fields(value)}
 
 
 def to_stored(value: Any) -> Any:
-    """The value with every dataclass in it as a mapping of stored names, as `dataclasses.asdict` has it by fields."""
+    """Convert a value as `dataclasses.asdict` does, with the stored names of the fields."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: to_stored(item) for name, item in stored_fields(value).items()}
     if isinstance(value, dict):
@@ -81,9 +81,9 @@ def to_stored(value: Any) -> Any:
 
 
 def by_field(cls: type, data: Any) -> Any:
-    """A stored mapping with the stored names of a class's fields replaced by the fields' names; other keys stay.
+    """Replace stored names of a class's fields by the fields' names in a stored mapping. Other keys stay.
 
-    What is no mapping is returned as it is, for the reader that checks it.
+    A value that is no mapping is returned unchanged; the caller's validation refuses it.
     """
     if not isinstance(data, Mapping):
         return data
@@ -92,7 +92,7 @@ def by_field(cls: type, data: Any) -> Any:
 
 
 def stored_text(value: Any) -> str:
-    """The value as `repr` writes it, with declared classes and their fields under their stored names."""
+    """Return the `repr` of a value, with declared classes and their fields under their stored names."""
     if vars(type(value)).get(_CLASS_NAME):
         texts = [f"{name}={stored_text(item)}" for name, item in stored_fields(value).items()]
         return f"{stored_name(type(value))}({', '.join(texts)})"

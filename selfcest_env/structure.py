@@ -1,16 +1,16 @@
-"""Typed values from plain ones: the project's one validator, and the one source of its validation messages.
+"""The validator of the project: it converts plain values to typed ones, and writes all validation messages.
 
 `structure` converts values of JSON, YAML or a caller to a type: mappings to dataclasses, lists to tuples, and values to
-enums and literals. Nothing else is converted: a bool is no number, "5" is no number, and 2.0 is no whole number. Two
-exceptions: an int becomes a float where the type is float, and one value becomes a list where `OrOne` allows it. Bounds
-stand in the annotation of their field,
+enums and literals. Where the type is float, an int becomes a float, and `OrOne` lets one value become a list. Nothing
+else is converted: a bool is no number, "5" is no number, and 2.0 is no whole number. Bounds stand in the annotation of
+their field,
 
     rank: Annotated[int, AtLeast(1)] = 16
     cap: Annotated[float, AtLeast(1), ".inf: not truncated"] = 2.0
 
-where a text is a note for the message. Bounds are checked when a value is read. A `Checked` dataclass checks them
-whenever an instance is made. Every message reads `place.key is VALUE; expected X`. It names the nearest key or choice
-for a misspelt one.
+where a text is a note for the message. `structure` checks bounds, and a `Checked` dataclass checks them whenever an
+instance is made. Every message reads `place.key is VALUE; expected X`, with the nearest key or choice for a misspelt
+one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Finite(Bound):
 
 @dataclass(frozen=True, init=False)
 class OneOf(Bound):
-    """Choices that come from another table. Choices known in place are an enum or a `Literal`."""
+    """One of several computed values, for example the keys of a table. For fixed values use an enum or a `Literal`."""
 
     choices: tuple[Any, ...]
 
@@ -125,7 +125,7 @@ class OneOf(Bound):
 
 @dataclass(frozen=True)
 class Printable(Bound):
-    """Without line breaks, NUL or lone surrogates, for text that becomes a path or a line of a table."""
+    """Text without line breaks, NUL or lone surrogates, as paths and lines of a table need it."""
 
     def holds(self, value: Any) -> bool:
         return bool(value.isprintable())
@@ -198,7 +198,8 @@ def check_order(holder: Any, low: str, high: str) -> None:
 def check_unused(holder: Any, why: str, *names: str) -> None:
     """Raise `ConfigError` for a field that differs from its default although it has no effect; `why` is the reason."""
     for item in fields(holder):
-        if item.name in names and (value := getattr(holder, item.name)) != item.default:
+        value = getattr(holder, item.name)
+        if item.name in names and value != item.default:
             raise ConfigError(f"{item.name} is {format_value(value)}, which changes nothing: {why}; leave it out")
 
 
@@ -206,12 +207,12 @@ def check_unused(holder: Any, why: str, *names: str) -> None:
 
 
 def structure(value: Any, type_: type[T], *, place: str = "", error: type[SelfcestError] = ConfigError) -> T:
-    """Convert a plain value to `type_`. Objects that fit already are returned unchanged.
+    """Convert a plain value to `type_`. An object that has the type already is returned unchanged.
 
     Args:
         value: None, bool, int, float, str, list and mapping, nested.
         type_: a dataclass, or any annotation that such values can express.
-        place: name of the value in a message.
+        place: name of the value, for messages.
         error: class of the raised error. Its message is one line with the whole path of the key.
     """
     typed: T = _run(_reader(type_), value, place, error)
@@ -231,9 +232,9 @@ def to_builtins(value: Any) -> Any:
 
 
 def register_text_type(cls: type, parse: Callable[[str], Any]) -> None:
-    """Read objects of a class by `parse` and write them by `str`.
+    """Register a class whose objects are read by `parse` and written by `str`.
 
-    Call this in the module that defines the class: readers and writers are cached, and an earlier one lacks the entry.
+    Call this in the module that defines the class, because a reader that is cached before the call lacks the entry.
     """
     _TEXTS[cls] = parse
 
@@ -242,7 +243,7 @@ def format_value(value: Any) -> str:
     """Format a value for a message: on one line, cut after 100 characters if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # from `int`, of more digits than Python writes
+    except ValueError:  # Python refuses to write an `int` of thousands of digits
         return "a number of thousands of digits"
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
@@ -252,8 +253,8 @@ class ValidationError(Exception):
     """A value that does not fit its type.
 
     Attributes:
-        problem: end of the message, after the place of the value.
-        path: steps to the value. Callers append their step while the error propagates, so the innermost is first.
+        problem: the message after the name of the value.
+        path: keys and indices that lead to the value, innermost first. Callers append theirs.
     """
 
     def __init__(self, problem: str) -> None:
@@ -267,6 +268,7 @@ class ValidationError(Exception):
         return cls(f" is {format_value(value)}; expected {expected}{hint and '.' + hint}")
 
     def at(self, place: str) -> str:
+        """Return the whole message, for a value that is or lies in `place`."""
         text = place + "".join(reversed(self.path)) + self.problem
         return "the value" + text if text.startswith(" ") else text.removeprefix(".").removeprefix(": ")
 
@@ -284,6 +286,7 @@ _TEXTS: dict[type, Callable[[str], Any]] = {}
 
 
 def _expected(type_: Any) -> str:
+    """Return a description of a type, for messages."""
     origin = typing.get_origin(type_)
     args = typing.get_args(type_)
     if type_ in _NAMES:
@@ -303,6 +306,7 @@ def _expected(type_: Any) -> str:
 
 
 def _bound(base: Any, metadata: Sequence[Any]) -> str:
+    """Return a description of an annotated type with its bounds and notes."""
     bounds = [bound for bound in metadata if isinstance(bound, Bound)]
     words = " and ".join(str(bound) for bound in bounds if not isinstance(bound, Finite))
     what = _expected(base).replace("a ", "a finite ", 1) if Finite() in bounds else _expected(base)
@@ -321,7 +325,7 @@ def _one_of(choices: Iterable[Any]) -> str:
 
 
 def _reader(type_: Any, expected: str = "") -> _Read:
-    """A function that makes a value of this type from a plain one, or raises `ValidationError`."""
+    """Return a function that converts a plain value to this type or raises `ValidationError`."""
     origin = typing.get_origin(type_)
     args = typing.get_args(type_)
     expected = expected or _expected(type_)
@@ -439,7 +443,7 @@ def _or_one(read_list: _Read, expected: str) -> _Read:
 
 
 def _union(members: Sequence[Any], expected: str) -> _Read:
-    # `float` takes whole numbers too, so it comes last: 1 stays 1 in `int | float`.
+    # `float` comes last, because it accepts whole numbers too: in `int | float`, 1 stays an int.
     types_ = sorted((member for member in members if member is not types.NoneType), key=lambda member: member is float)
     readers = [_reader(member, expected if len(types_) == 1 else "") for member in types_]
     unchanged_types = _PLAIN.intersection(members)
@@ -454,7 +458,7 @@ def _union(members: Sequence[Any], expected: str) -> _Read:
             except ValidationError as mismatch:
                 mismatches.append(mismatch)
         for candidate in mismatches:
-            # A member that read parts of the value is the one that was meant, so its message is the most precise.
+            # A member that failed inside the value is the intended one, so its message is the most precise.
             if candidate.path or len(mismatches) == 1:
                 raise candidate
         raise ValidationError.of(value, expected)
@@ -464,7 +468,7 @@ def _union(members: Sequence[Any], expected: str) -> _Read:
 
 def _choice(choices: Sequence[Any], expected: str) -> _Read:
     values = [choice.value if isinstance(choice, enum.Enum) else choice for choice in choices]
-    # The key has the type too: True equals 1, and a member of a `StrEnum` equals its value.
+    # The type is part of the key, because True equals 1, and a member of a `StrEnum` equals its value.
     known = {(type(value), value): choice for value, choice in zip(values, choices, strict=True)}
     known |= {(type(choice), choice): choice for choice in choices}
 
@@ -488,7 +492,7 @@ def _sequence(item: Any, make: Callable[[Iterable[Any]], Any], expected: str) ->
             return make(value)
         try:
             return make(list(map(read_item, value)))
-        except ValidationError:  # read again, to say which item is wrong
+        except ValidationError:  # read again, to find which item is wrong
             return make([_at(f"[{i}]", read_item, item) for i, item in enumerate(value)])
 
     return read
@@ -550,8 +554,8 @@ def _dataclass(cls: type, expected: str) -> _Read:
 
 
 def _object(type_: Any, expected: str) -> _Read:
-    """Return a reader for a type that no file can express. It accepts an object unless the object cannot be of it."""
-    # A protocol that is not runtime-checkable allows no `isinstance`; then only plain values are refused.
+    """Return a reader for a type that no file can express. It accepts every object that may have the type."""
+    # A protocol does not allow `isinstance` in general, so only plain values are refused for it.
     checkable = isinstance(type_, type) and not getattr(type_, "_is_protocol", False)
 
     def read(value: Any) -> Any:
@@ -564,7 +568,7 @@ def _object(type_: Any, expected: str) -> _Read:
 
 def _constructor(cls: type, expected: str = "a mapping") -> _Read:
     def read(value: Any) -> Any:
-        if not isinstance(value, (dict, Mapping)):  # asking for a dict first is several times faster
+        if not isinstance(value, (dict, Mapping)):  # `isinstance` with `dict` is several times faster
             raise ValidationError.of(value, expected)
         known = _parameters(cls)
         arguments = {}
@@ -597,7 +601,13 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The parameters of a class: readers by name, a reader for further names if it takes any, and required ones."""
+    """The parameters of a class.
+
+    Attributes:
+        readers: reader of each parameter by name.
+        other: reader of further keyword arguments; `None` if the class takes none.
+        required: description of each parameter without a default, by name.
+    """
 
     readers: Mapping[str, _Read]
     other: _Read | None

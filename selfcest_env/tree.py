@@ -31,9 +31,9 @@ class OpenTurn(NamedTuple):
         max_new_tokens: the grant; `None` only when every limit that could bound it is unlimited.
         can_delegate, can_read: whether a call or a read could be granted.
         too_poor: the agent may delegate, but its account or its context cannot carry the smallest call.
-        last: the status with which anything but an answer ends the agent; `None` while it can pay for another turn.
+        end_status: the status that the agent gets if this turn is no answer; `None` if another turn can follow.
         reserved: amounts that the ledger holds for the turn.
-        can_extend: whether the agent can ask for more turns in this last one.
+        can_extend: whether the agent can ask for more turns in this turn, which would else be its last one.
     """
 
     prompt_tokens: int
@@ -41,7 +41,7 @@ class OpenTurn(NamedTuple):
     can_delegate: bool
     can_read: bool
     too_poor: bool
-    last: Status | None
+    end_status: Status | None
     reserved: Amounts
     can_extend: bool = False
 

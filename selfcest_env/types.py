@@ -1,6 +1,6 @@
-"""The nouns of the game. This module imports nothing of the project but its errors and checks.
+"""The value types of the game. Read this module first: all others pass these values on.
 
-Read it first: everything else moves these values around.
+It imports only errors, checks and stored names from this project.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ register_text_type(AgentId, AgentId.parse)
 
 
 class Role(enum.StrEnum):
-    """What an agent is in the tree. Weights are shared; a role may still be given its own policy."""
+    """Whether an agent is the root or a clone. All agents share weights, but a trainer may use a policy per role."""
 
     ROOT = "root"
     CLONE = "clone"
@@ -65,7 +65,7 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class TurnKey:
-    """Name of one turn, the join key of everything after the record; prints as `e7/root.2/turn0`."""
+    """Identifier of one turn, by which credits and samples refer to records; prints as `e7/root.2/turn0`."""
 
     episode_id: str
     agent_id: AgentId
@@ -116,15 +116,15 @@ _Limit = Annotated[Size | None, "null: unlimited"]
 )
 @dataclass(frozen=True)
 class Limits(Checked):
-    """What an episode may cost. `None` is unlimited, 0 is zero; all token counts are tokens.
+    """Upper bounds on the cost of an episode. `None` is unlimited, and 0 allows none.
 
     Attributes:
         total_tokens: tree-wide: every prompt and every generated token of every agent, each once.
-        generated_tokens: tree-wide: generated tokens alone.
+        generated_tokens: tree-wide: generated tokens only.
         context_tokens: length of one agent's context, its own generations included.
         turn_tokens: generated tokens of one turn.
         reply_tokens: a clone's reply as encoded in its parent's context.
-        answer_reserve: tokens every agent keeps for one more answer when it delegates, reads or errs.
+        answer_reserve: tokens that an agent keeps for one more answer when it delegates, reads or makes a faulty turn.
         max_turns: turns of one agent.
         max_clones: tree-wide: clones of one episode, at all depths together.
         max_clones_per_call: objectives of one call.
@@ -154,19 +154,23 @@ class Limits(Checked):
                     f"answer_reserve is {self.answer_reserve}, above {name} = {limit}: no agent could "
                     f"ever keep that reserve; lower answer_reserve or raise {name}"
                 )
-        if self.turn_tokens is self.total_tokens is self.generated_tokens is self.context_tokens is None:
+        if _all_unlimited(self.turn_tokens, self.total_tokens, self.generated_tokens, self.context_tokens):
             raise ConfigError(
-                "turn_tokens, context_tokens, generated_tokens and total_tokens are all unlimited, so no "
-                "generation would have an end; set at least one of them"
+                "turn_tokens, context_tokens, generated_tokens and total_tokens are all unlimited, so a "
+                "generation may never end; set at least one of them"
             )
-        if self.max_turns is None and self.total_tokens is None:
-            raise ConfigError("max_turns and total_tokens are both unlimited, so no episode need ever end")
-        if self.delegation and self.max_clones is self.max_depth is self.total_tokens is self.generated_tokens is None:
+        if _all_unlimited(self.max_turns, self.total_tokens):
+            raise ConfigError(
+                "max_turns and total_tokens are both unlimited, so an episode may never end; set one of them"
+            )
+        if self.delegation and _all_unlimited(
+            self.max_clones, self.max_depth, self.total_tokens, self.generated_tokens
+        ):
             raise ConfigError(
                 "max_clones, max_depth, generated_tokens and total_tokens are all unlimited, so a tree of "
-                "clones could grow for ever; set at least one of them"
+                "clones may grow forever; set at least one of them"
             )
-        if self.reply_tokens is None and (self.total_tokens is not None or self.context_tokens is not None):
+        if self.reply_tokens is None and not _all_unlimited(self.total_tokens, self.context_tokens):
             raise ConfigError(
                 "reply_tokens is unlimited while total_tokens or context_tokens is not: a call could not "
                 "reserve room for its replies; set reply_tokens"
@@ -179,6 +183,10 @@ class Limits(Checked):
     @property
     def reading(self) -> bool:
         return self.max_reads != 0
+
+
+def _all_unlimited(*limits: int | None) -> bool:
+    return all(limit is None for limit in limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,7 @@ class Delegate:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bring documents into one's own context by key."""
+    """Bring documents into the agent's own context, by key."""
 
     keys: tuple[str, ...]
 
@@ -208,7 +216,7 @@ class Answer:
 
 
 class Fault(enum.StrEnum):
-    """Why a turn or an objective led to nothing. The agent is told the name, and may go on if it can."""
+    """Reason why a turn or an objective had no effect. The agent reads its name, and plays on if it can pay."""
 
     NO_ANSWER = "no_answer"  # neither a call nor an answer
     BAD_CALL = "bad_call"  # a call that does not parse
@@ -232,7 +240,7 @@ Action = Delegate | Read | Answer | Malformed
 
 
 class Status(enum.StrEnum):
-    """Where an agent stands. All but the first two are endings."""
+    """Status of an agent. All but the first two are terminal."""
 
     READY = "ready"
     WAITING = "waiting"
@@ -241,7 +249,7 @@ class Status(enum.StrEnum):
     OUT_OF_TOKENS = "out_of_tokens"
     PROMPT_TOO_LONG = "prompt_too_long"  # the root's prompt alone is over a limit
     REPLY_TOO_LONG = "reply_too_long"  # a clone's answer is over reply_tokens
-    ABSENT = "absent"  # in a replay alone: a clone left out, whose parent read the default reply or another one
+    ABSENT = "absent"  # only in replays: a clone that was left out, and whose parent read a replacement reply
 
     @property
     def is_terminal(self) -> bool:
@@ -249,7 +257,7 @@ class Status(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """What a turn came to."""
+    """Result of a turn."""
 
     ANSWERED = "answered"
     DELEGATED = "delegated"
@@ -265,7 +273,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a generation cost. `generated_tokens=None` means unknown and is charged the whole reservation."""
+    """Cost of a generation. `generated_tokens=None` means unknown, and the whole grant is charged."""
 
     generated_tokens: int | None
     finish_reason: FinishReason = FinishReason.STOP
@@ -273,15 +281,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """What the game knows of one finished turn; the policy's side of it is a `Generation` (record.py).
+    """The game's data about one finished turn. The policy's data are in a `Generation` (record.py).
 
     Attributes:
         prompt_tokens: tokens the environment appended to the context just before this turn.
         generated_tokens: tokens charged for the generation.
-        max_new_tokens: what the ledger granted, `None` if nothing bounded it.
-        outcome, fault: what it came to, and why it led to nothing if it did.
+        max_new_tokens: the grant of the ledger, `None` if no limit bounded it.
+        outcome, fault: its result, and the reason if it had no effect.
         children: clones born of this turn, in objective order.
-        refused: faults of the objectives that were refused one by one, by position in the call.
+        refused: faults of single refused objectives, by position in the call.
     """
 
     prompt_tokens: int
@@ -324,7 +332,7 @@ class Message:
 
 
 class Boundary(enum.StrEnum):
-    """What stands in a context just before an environment block. It decides which separators the block must bring."""
+    """End of a context before an environment block is appended. The block's separators depend on it."""
 
     OPENING = "opening"
     AFTER_STOP = "after_stop"

@@ -1,4 +1,4 @@
-"""What one agent may know. Nothing else of the kernel ever reaches a policy."""
+"""Observations of single agents. Policies see nothing else of the kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from selfcest_env.types import (
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An agent's own account: what it was granted, what it has spent itself, what it can still use."""
+    """An agent's own account: its grant, its own spending, and the balance that it can still use."""
 
     granted: Amounts
     spent: Amounts
@@ -36,7 +36,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One finished turn of the agent: what it did and what came back."""
+    """One finished turn of the agent: its action, and the response of the environment."""
 
     action: Action
     replies: tuple[Reply, ...] = ()
@@ -49,16 +49,16 @@ class Observation:
     """All that an agent may know when it acts.
 
     Attributes:
-        agent_id, role, depth, turn: who acts, and for which time.
+        agent_id, role, depth, turn: the acting agent, and the index of its open turn.
         brief: the task or objective, keys and documents it started with.
         messages: its whole transcript.
         block: the messages that the environment appended since its last turn; the tail of `messages`.
-        boundary: what stands before that block.
+        boundary: the end of the context before that block.
         exchanges: its earlier turns, in a form that scripts can use.
         budget: its own account. Nothing in it depends on a running sibling.
-        can_delegate, can_read: whether a call could be granted now; the smallest is priced without the digits of its
-            grant (`Rules.smallest_call`), so at the edge of an account its clone may still be refused.
-        is_last: anything but an answer ends it.
+        can_delegate, can_read: whether a call or a read could be granted now. The price of the smallest call is a
+            lower bound (`Rules.smallest_call`), so an account close to it may still have its clone refused.
+        is_last: whether any action but an answer ends the agent.
         max_new_tokens: the grant of this turn.
     """
 
@@ -82,7 +82,7 @@ class Observation:
 
 
 def observe(kernel: Kernel, agent_id: AgentId) -> Observation:
-    """The observation of an agent whose turn is open. Raises `GameError` for any other agent."""
+    """Return the observation of an agent whose turn is open. Raises `GameError` for any other agent."""
     state = kernel.agents.get(agent_id)
     if state is None or state.turn is None:
         raise GameError(f"{agent_id} has no open turn to observe")
@@ -99,7 +99,7 @@ def observe(kernel: Kernel, agent_id: AgentId) -> Observation:
         budget=Budget(account.granted, account.spent, account.remaining),
         can_delegate=state.turn.can_delegate,
         can_read=state.turn.can_read,
-        is_last=state.turn.last is not None,
+        is_last=state.turn.end_status is not None,
         max_new_tokens=state.turn.max_new_tokens,
     )
 
@@ -111,7 +111,7 @@ def _exchanges(kernel: Kernel, agent_id: AgentId) -> tuple[Exchange, ...]:
 
 def _exchange(kernel: Kernel, action: Action, facts: TurnFacts) -> Exchange:
     if facts.outcome is Outcome.MALFORMED and facts.fault is not None:
-        # What was dropped or cut is never shown, not even as the action it might have been.
+        # The log holds the action of a dropped or cut text as well, but agents must not see it.
         return Exchange(Malformed(facts.fault), fault=facts.fault)
     if facts.outcome is Outcome.DELEGATED and isinstance(action, Delegate):
         children = iter(facts.children)

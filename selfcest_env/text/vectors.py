@@ -86,7 +86,7 @@ def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
         values |= {
             "can_delegate": turn.can_delegate,
             "can_read": turn.can_read,
-            "is_last": turn.last is not None,
+            "is_last": turn.end_status is not None,
             "max_new_tokens": fraction_left(turn.max_new_tokens, limits.turn_tokens),
         }
     return np.array([float(values.get(name, 0.0)) for name in OBSERVATION_FEATURES], np.float32)

@@ -208,10 +208,10 @@ class Says(ProcessTerm):
     ("judgements", "message"),
     [
         (OSError("gone"), "'judged'.*: raised OSError: gone"),
-        ((0.5,), r"'judged'.*: raised ValueError: Says\.judge gave 1 numbers for 5 steps"),
+        ((0.5,), r"'judged'.*: raised ValueError: Says\.judge returned 1 numbers for 5 steps"),
         (
             (0.5, 0.5, math.nan, 0.5, 0.5),
-            r"'judged'.*: raised ValueError: Says\.judge gave nan for e3/root\.0/turn0; exp",
+            r"'judged'.*: raised ValueError: Says\.judge returned nan for e3/root\.0/turn0; exp",
         ),
     ],
 )
@@ -239,9 +239,9 @@ class Claims:
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        ({ROOT: (0.5, 0.25)}, r"'claims', episode e3: its turns add up to 0\.75; expected the whole, 1 "),
-        ({ROOT: (1.0,)}, "it has 1 numbers for the turns of root, which took 2 turns"),
-        ({ROOT.child(7): (1.0,)}, r"it has 1 numbers for the turns of root\.7, which is not in the episode"),
+        ({ROOT: (0.5, 0.25)}, r"'claims', episode e3: its turns add up to 0\.75; expected its value 1 "),
+        ({ROOT: (1.0,)}, "it gives 1 numbers for the turns of root, which took 2 turns"),
+        ({ROOT.child(7): (1.0,)}, r"it gives 1 numbers for the turns of root\.7, which is not in the episode"),
     ],
 )
 def test_turns_that_are_not_the_term_are_an_error(turns: Mapping[AgentId, tuple[float, ...]], message: str) -> None:

@@ -358,7 +358,7 @@ def test_a_record_that_names_no_wording_is_told_apart_by_its_prices() -> None:
     )
     earlier = replace(record, prompt_variant=None)
     assert restore(earlier, rules.with_variant(AddTurnLimit(2))).done
-    with pytest.raises(RecordError, match="with the prompt variant that it does not name"):
+    with pytest.raises(RecordError, match="its prompt variant, which this record does not name"):
         restore(earlier, rules)
 
 

@@ -325,7 +325,7 @@ def test_every_clone_absent_is_an_episode_without_clones() -> None:
 
 def test_other_rules_do_not_restore() -> None:
     record = speak(Kernel(TASK, rules()), scripted)
-    with pytest.raises(RecordError, match="episode e cannot be restored: by these rules"):
+    with pytest.raises(RecordError, match="episode e cannot be restored: under these rules"):
         restore(record, rules(reply_tokens=10))
     with pytest.raises(RecordError, match="pass the limits"):
         restore(record, rules(max_turns=5))  # nobody came so far, but a replay might
@@ -394,7 +394,7 @@ def test_replays_print_and_compare() -> None:
 @pytest.mark.parametrize(
     ("interventions", "sample", "why"),
     [
-        ((), 0, "intervenes on nobody"),
+        ((), 0, "has no interventions"),
         (((B, DEFAULT), (A, DEFAULT)), 0, "agents in tree order, each once"),
         (((A, DEFAULT), (A, RESAMPLE)), 0, "agents in tree order, each once"),
         (((ROOT, DEFAULT),), 0, "e/root=default/sample0: the root has no parent"),
@@ -415,7 +415,7 @@ def test_replays_that_an_episode_cannot_answer() -> None:
     for agents, why in (
         ([D], "agent root.3 took no turn in episode e; expected one of root, root.0, root.0.0, root.1, root.2"),
         ([A, A.child(0)], "root.0.0/turn0 descends from root.0/turn0"),
-        ([A, C], "root.2/turn0 descends from root.0/turn0, so it need not exist"),
+        ([A, C], "root.2/turn0 descends from root.0/turn0, so it may not exist"),
         ([ROOT, B], "root.1/turn0 descends from root/turn0"),
     ):
         with pytest.raises(CreditError, match=why):

@@ -321,7 +321,7 @@ def test_only_terms_that_are_sums_over_parts_are_stored_by_part() -> None:
         ),
         (
             (AnswerPart("A", 0.5),),
-            r"grader Halves, episode e3, score: its parts add up to 0\.5; expected the whole, 0\.75",
+            r"grader Halves, episode e3, score: its parts add up to 0\.5; expected its value 0\.75",
         ),
         (
             (AnswerPart("A", math.nan),),
