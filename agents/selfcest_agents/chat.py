@@ -87,7 +87,7 @@ class ChatCodec:
                 "tokenizer.chat_template"
             )
         self._encoder = TextEncoder(backend)
-        self.frame = find_frame(_renderer(tokenizer, config or ChatConfig()), self._encoder.markers)
+        self.frame = find_frame(_make_renderer(tokenizer, config or ChatConfig()), self._encoder.markers)
         self._end_of_turn = self._encoder.encode_trusted(self.frame.end)
         roles = self.frame.find_plain_roles(self._encoder.markers)
         self._plain_markers = Markers(roles) if roles else None
@@ -137,7 +137,7 @@ class ChatCodec:
         task = "Probe of task?"
         call = "Probe of a call"
         reply = "Probe of a reply."
-        opening = Message(MessageRole.SYSTEM, (Part(system, True),)), Message(MessageRole.USER, (Part(task),))
+        opening = (Message(MessageRole.SYSTEM, (Part(system, True),)), Message(MessageRole.USER, (Part(task),)))
         block = (Message(MessageRole.TOOL, (Part(reply),)),)
         frame = self.frame
         before_call = (frame.before_system, system, frame.before_user, task, frame.after_user, frame.lead)
@@ -156,7 +156,8 @@ class ChatCodec:
             )
 
 
-def _renderer(tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> Render:
+def _make_renderer(tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> Render:
+    """Return the template as a function. Raises `ConfigError` for an option that the template does not use."""
     unknown = [name for name in config.template_options if not re.search(rf"\b{name}\b", str(tokenizer.chat_template))]
     if unknown:
         raise ConfigError(f"chat.template_options has {unknown[0]!r}, which this model's template does not use")

@@ -22,7 +22,7 @@ Render = Callable[[Sequence[dict[str, str]]], str]
 """Renders messages with `role` and `content`, and adds the generation prompt."""
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_GAP = "\n\n"
+_GAP = "\n\n"  # between two contents of one message: protocol and task, or several replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class ChatFrame:
         return _opens_thinking(self.after_user)
 
     def find_plain_roles(self, markers: Collection[str]) -> tuple[str, ...]:
-        """Return the texts of this frame that hold none of `markers`, such as `[/INST]` in plain text."""
-        roles: dict[str, None] = {}
+        """Return the texts that mark a role without any of `markers`, such as `[/INST]` in plain text."""
+        roles = []
         for piece in (self.before_system, self.before_user, self.after_user, self.before_reply, self.after_reply):
             has_marker = any(marker.strip() and marker in piece for marker in markers)
             if piece.strip() and not has_marker:
-                roles[piece.strip()] = None
-        return tuple(roles)
+                roles.append(piece.strip())
+        return tuple(dict.fromkeys(roles))
 
     def split_into_parts(self, messages: Sequence[Message], boundary: Boundary) -> tuple[Part, ...]:
         """Return the trusted and untrusted parts of an environment block, in order.
@@ -125,7 +125,7 @@ def find_frame(render: Render, markers: Collection[str]) -> ChatFrame:
 
 
 def _probe(render: Render, markers: Collection[str], has_system_role: bool, reply_role: MessageRole) -> ChatFrame:
-    """Return the frame of a layout. Raises `_LayoutError`, or what the template raises."""
+    """Return the frame of a layout. Raises `_LayoutError`, or an error of the template."""
     system, task, answer, reply, second_answer, second_reply = map(
         _make_probe, ("system", "task", "call", "reply", "answer", "error")
     )
@@ -171,12 +171,12 @@ def _probe(render: Render, markers: Collection[str], has_system_role: bool, repl
 
 
 def _check_tool_role(split: Callable[..., list[str]], before_reply: str, answer: str, reply: str) -> None:
-    """Raise if the template writes the name of any role, since its model was then not trained with a tool role."""
-    messages = [{"role": "assistant", "content": answer}, {"role": "nobody", "content": reply}]
+    """Raise `_LayoutError` if the template copies any role name. Its model was then not trained with a tool role."""
+    messages = [_make_message("assistant", answer), _make_message("nobody", reply)]
     try:
         before_nobody = split(messages, answer, reply)[3]
     except (_LayoutError, TemplateError):
-        return
+        return  # the template refuses or drops an unknown role
     if before_nobody == before_reply.replace("tool", "nobody"):
         raise _LayoutError("the template has no tool role, since it writes the name of any role")
 
@@ -213,5 +213,6 @@ def _find_lead(prompt: str, before_answer: str) -> str:
     """Return the text that the template writes between the generation prompt and an answer."""
     if _opens_thinking(prompt):
         return "\n</think>\n\n"
+    # Only white space: the rest of the difference would be a thinking block, which the model writes itself.
     lead = before_answer.removeprefix(prompt)
     return lead if lead.isspace() and before_answer.startswith(prompt) else ""

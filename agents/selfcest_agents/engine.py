@@ -127,16 +127,16 @@ class TrainableEngine(Engine, Protocol):
         ...
 
 
-def check_trainable(player: object) -> TrainableEngine:
+def check_trainable(engine: object) -> TrainableEngine:
     """Return the engine if its weights can be replaced. Call this before any work.
 
     Raises:
         ConfigError: the engine or policy has fixed weights, such as those of a server.
     """
-    if isinstance(player, TrainableEngine):
-        return player
+    if isinstance(engine, TrainableEngine):
+        return engine
     raise ConfigError(
-        f"{type(player).__name__} takes no weights, so it would never play with the trained ones; train with a "
+        f"{type(engine).__name__} takes no weights, so it would never play with the trained ones; train with a "
         "TransformersEngine or a VllmEngine, and use this one for evaluation and `selfcest solve`"
     )
 
@@ -156,10 +156,11 @@ def check_weights(sent: Mapping[str, Sequence[int]], expected: Mapping[str, Sequ
         raise PolicyError(f"{mismatch}; send every tensor of the model that this engine was started with")
 
 
-def describe_mismatch(sent: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], what: str) -> str:
-    """Return how many tensors differ in name or shape, with the first difference; empty if none differs.
+def describe_mismatch(sent: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], target: str) -> str:
+    """Return the number of tensors that differ in name or shape, with the first difference; empty if none differs.
 
-    As `2 tensors do not match the model, the first is 'a.weight': got shape None, expected (3, 4)`.
+    Example: `2 tensors do not match the model, the first is 'a.weight': got shape None, expected (3, 4)`, where the
+    target is "the model".
     """
     sent_shapes = {name: tuple(shape) for name, shape in sent.items()}
     expected_shapes = {name: tuple(shape) for name, shape in expected.items()}
@@ -169,7 +170,7 @@ def describe_mismatch(sent: Mapping[str, Sequence[int]], expected: Mapping[str, 
         return ""
     first = different[0]
     return (
-        f"{len(different)} tensors do not match {what}, the first is {first!r}: got shape {sent_shapes.get(first)}, "
+        f"{len(different)} tensors do not match {target}, the first is {first!r}: got shape {sent_shapes.get(first)}, "
         f"expected {expected_shapes.get(first)}"
     )
 

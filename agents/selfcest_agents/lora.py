@@ -233,7 +233,7 @@ def _make_trainable(layer: LoraLinear) -> None:
 
 @torch.no_grad()
 def _merge_weight(layer: LoraLinear) -> Tensor:
-    """Return W + alpha / rank * B A, summed in the wider of the two dtypes and rounded to that of W."""
+    """Return W + (alpha / rank) B A, summed in the wider of the two dtypes and rounded to that of W."""
     weight = layer.get_base_layer().get_parameter("weight")
     (active,) = layer.active_adapters
     total: Tensor = weight + layer.get_delta_weight(active)

@@ -13,7 +13,7 @@ _Rank = Annotated[int, AtLeast(1), AtMost(2**16)]
 
 @dataclass(frozen=True)
 class LoraOptions(Checked):
-    """Options of LoRA: a layer computes W x + alpha / rank * B A x, and only A and B train (arXiv 2106.09685).
+    """Options of LoRA: a layer computes W x + (alpha / rank) B A x, and only A and B train (arXiv 2106.09685).
 
     Attributes:
         rank: number of rows of A and columns of B.
@@ -28,14 +28,12 @@ class LoraOptions(Checked):
     alpha: _Rank = 32
     target_modules: tuple[str, ...] = ()
     per_role: bool = False
-    dropout: Annotated[float, OneOf(0.0), "with dropout the log-probs would not be those of what was sampled from"] = (
-        0.0
-    )
+    dropout: Annotated[float, OneOf(0.0), "with dropout the log-probs would differ from the sampler's"] = 0.0
 
     def check_roles(
         self, place: str, *, on_cluster: bool, on_ranks: bool, sampler: str, max_staleness: int, compiled: bool
     ) -> None:
-        """Raise `ConfigError` if adapters per role meet an option that supports only one policy for all agents.
+        """Raise `ConfigError` if there are adapters per role, and an option supports only one policy for all agents.
 
         Args:
             place: the config key of the block that holds `max_staleness`.

@@ -30,11 +30,11 @@ from selfcest_env.structure import Checked, Count, Positive, Size
 T = TypeVar("T")
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429})  # all statuses from 500 on are retried too
-EXCERPT = 300  # characters of a server's text that an error message shows
+EXCERPT_CHARS = 300  # of a server's text in an error message
 COUNT_BOUND = 2**31  # exclusive bound of the token counts that a server may report
-LONGEST_TOKEN = 256  # characters of one token; some vocabularies have runs of 128 spaces
+MAX_TOKEN_CHARS = 256  # of one token; some vocabularies have runs of 128 spaces
 # Shorter keys are placeholders such as EMPTY. Answers may hold them as ordinary words, so they are not masked.
-MASKED_KEY = 16
+MIN_MASKED_KEY_CHARS = 16
 # A config from an untrusted author could name any variable and send its value to the author's server.
 KEY_VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*_)?API_KEY|SELFCEST_[A-Z0-9_]+")
 # Providers name the version of a hosted model by a date, as -2026-05-01, -20260501, @20260501 and -0501.
@@ -269,8 +269,8 @@ class Client(Generic[T]):
                 if self._loop.time() >= self._logged_wait_end:
                     self._logged_wait_end = self._loop.time() + delay
                     _log.warning(
-                        "request %r to %s failed (%s); attempt %d of %d in %.1f s",
-                        *(name, self._http.base_url, failure, attempt + 1, max_retries + 1, delay),
+                        f"request {name!r} to {self._http.base_url} failed ({failure}); attempt {attempt + 1} of "
+                        f"{max_retries + 1} in {delay:.1f} s"
                     )
                 # The request keeps its place in the semaphore, so that a busy server does not get another one instead.
                 await asyncio.sleep(delay)
@@ -301,7 +301,8 @@ class Client(Generic[T]):
             )
         try:
             answer = json.loads(body)
-            if len(self._key) >= MASKED_KEY:
+            if len(self._key) >= MIN_MASKED_KEY_CHARS:
+                # The text of the value, because the body may hold the key with JSON escapes.
                 text = json.dumps(answer, ensure_ascii=False)
                 masked = self._mask_key(text)
                 if masked != text:
@@ -326,7 +327,7 @@ class Client(Generic[T]):
             masked = self._mask_key(decoded)
             if masked != decoded:  # the text held the key in an escaped form
                 text = masked
-        return text[:EXCERPT]
+        return text[:EXCERPT_CHARS]
 
     def _compute_delay(self, name: str, attempt: int, retry_after_s: float) -> float:
         """Return the seconds to wait after attempt number `attempt` (from 0) failed."""
@@ -358,16 +359,17 @@ def _decode_json_escapes(text: str) -> str:
 def _spell_key(key: str) -> tuple[str, ...]:
     """Return the forms in which an answer may hold a key, longest first: plain, escaped, or in Base64.
 
-    A key shorter than `MASKED_KEY` is a placeholder, and only its plain form counts.
+    Of a placeholder, which has fewer than `MIN_MASKED_KEY_CHARS`, this is only the plain form.
     """
-    if len(key) < MASKED_KEY:
+    if len(key) < MIN_MASKED_KEY_CHARS:
         return (key,) if key else ()
     spellings = {key, quote(key), quote(key, safe=""), html.escape(key), key.replace("/", "\\/"), key.encode().hex()}
     # In Base64 the letters of a key depend on the number of bytes before it modulo 3, as in "Bearer KEY" or "user:KEY".
     # The first and last letters also hold bits of the neighbouring bytes, and are left out.
-    for offset, first in ((0, 0), (1, 2), (2, 3)):
+    for offset in range(3):
         data = bytes(offset) + key.encode()
-        complete_letters = slice(first, len(data) * 8 // 6)
+        # A letter holds 6 bits of the data. These are the letters that hold only bits of the key.
+        complete_letters = slice(math.ceil(offset * 8 / 6), len(data) * 8 // 6)
         spellings.add(b64encode(data)[complete_letters].decode())
         spellings.add(urlsafe_b64encode(data)[complete_letters].decode())
     return tuple(sorted(spellings, key=lambda spelling: (-len(spelling), spelling)))
@@ -447,7 +449,7 @@ def find_usage_fault(answer: Mapping[str, Any], max_tokens: int | None) -> str:
         return f"completion_tokens is {generated} of {max_tokens} granted"
     message = answer["choices"][0].get("message")
     text = (message.get("content") or "") if isinstance(message, dict) else ""
-    if generated < math.ceil(len(text) / LONGEST_TOKEN):
+    if generated < math.ceil(len(text) / MAX_TOKEN_CHARS):
         return f"completion_tokens is {generated} for {len(text)} characters"
     if len(counts) == 3 and counts["total_tokens"] != counts["prompt_tokens"] + generated:
         return f"total_tokens is {counts['total_tokens']} of {counts['prompt_tokens']} + {generated}"
@@ -492,4 +494,4 @@ def get_message_text(message: Any, what: str) -> str:
 
 def make_excerpt(value: Any) -> str:
     """Return the beginning of a JSON value, in quotes and ASCII."""
-    return ascii(str(value)[:EXCERPT])
+    return ascii(str(value)[:EXCERPT_CHARS])

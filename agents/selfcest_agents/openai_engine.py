@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, check_requests
 from selfcest_agents.openai_client import (
-    LONGEST_TOKEN,
+    MAX_TOKEN_CHARS,
     Client,
     ServerConfig,
     find_usage_fault,
@@ -111,8 +111,8 @@ class OpenAIEngine(_ClientOwner[Completion]):
         """Queue all requests, or none and raise `PolicyError` if one of them could never be served."""
         check_requests(requests, self._pending, vocab_size=self._vocab_size)
         for request in requests:
-            read = partial(self._read, request, self.policy_version)
-            self._client.submit(request.key, "completions", self._body(request), read)
+            read = partial(self._read_completion, request, self.policy_version)
+            self._client.submit(request.key, "completions", self._make_body(request), read)
             self._pending.add(request.key)
 
     def poll(self) -> list[Completion | FailedRequest]:
@@ -129,7 +129,7 @@ class OpenAIEngine(_ClientOwner[Completion]):
         self._client.cancel(cancelled)
         self._pending -= cancelled
 
-    def _body(self, request: TokenRequest) -> dict[str, Any]:
+    def _make_body(self, request: TokenRequest) -> dict[str, Any]:
         return {
             "model": self._client.config.model,
             "prompt": list(request.context_ids),
@@ -145,14 +145,14 @@ class OpenAIEngine(_ClientOwner[Completion]):
             "ignore_eos": True,
         }
 
-    def _read(self, request: TokenRequest, version: int, answer: Any) -> Completion:
+    def _read_completion(self, request: TokenRequest, version: int, answer: Any) -> Completion:
         """Check an answer and convert it to a completion; see `Client.submit` for the errors."""
         what = f"the server's answer to {request.key!r}"
         choice = get_choice(answer, what)
         finish = _read_finish_reason(choice, what)
         ids = choice.get("token_ids")
-        logprob_object = choice.get("logprobs")
-        logprobs = logprob_object.get("token_logprobs") if isinstance(logprob_object, dict) else None
+        logprobs = choice.get("logprobs")
+        logprobs = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         if not ids or not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
             missing = "log-probs of its token_ids" if ids and isinstance(ids, list) else "token_ids"
             raise PolicyError(
@@ -252,7 +252,7 @@ def _read_generation(name: str, grant: int, answer: Any) -> Generation:
     choice = get_choice(answer, what)
     finish = _read_finish_reason(choice, what)
     text = get_message_text(choice.get("message"), what)
-    fewest_tokens = math.ceil(len(text) / LONGEST_TOKEN)
+    fewest_tokens = math.ceil(len(text) / MAX_TOKEN_CHARS)
     reported_tokens = _read_completion_tokens(answer)
     # A usage above the grant is charged as reported, even if it cannot be true. The kernel drops the over-long turn.
     if reported_tokens is None or (reported_tokens <= grant and find_usage_fault(answer, grant)):

@@ -24,8 +24,8 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import Limits
 
-# Makes the policy that plays from the player's policy and codec. The codec is `None` for a policy of texts.
 PolicyWrapper = Callable[[Policy, Codec | None], Policy]
+"""Wraps the policy of a player. The second argument is its codec, or `None` for a policy of texts."""
 
 
 class Player(Protocol):
@@ -44,7 +44,7 @@ class Player(Protocol):
             requests: episodes to play, with unique ids.
             temperature: temperature of sampling; 0 is greedy.
             weights: weights of the reward's terms, see `Reward.score`.
-            wrap: makes the policy that plays from the player's policy, as `partial(ScriptedRoot, script=...)`.
+            wrap: wrapper of the player's policy, as `partial(ScriptedRoot, script=...)`; `None` for the policy itself.
 
         Returns:
             Records in the order of the requests, scored if the player has a reward.
@@ -129,7 +129,8 @@ class LocalPlayer(Player):
             return []
         policy = self.policy(temperature)
         requests = [replace(request, limits=request.limits or self.limits) for request in requests]
-        # Rules are made for all limits, because this checks them. Each request replaces the limits by its own.
+        # Each request replaces the limits of the rules by its own. All limits are still made into rules, because this
+        # checks them.
         distinct_limits = dict.fromkeys(request.limits or self.limits for request in requests)
         distinct_rules = [self.rules(limits) for limits in distinct_limits]
         if wrap is not None:
@@ -141,18 +142,19 @@ class LocalPlayer(Player):
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
+        # Each replay replaces the limits of the rules by those of its episode.
         rules = self.rules(factual[0].limits if factual else self.limits)
         weights_by_episode = {record.episode_id: record.weights for record in factual}
         played, unplayed = collect_failures(partial(play_replays, factual, replays, self.policy(temperature), rules))
         items = []
-        for replay, play in played.items():
-            items.append((play.record, weights_by_episode[replay.episode_id], play.generated_tokens))
+        for replay, result in played.items():
+            items.append((result.record, weights_by_episode[replay.episode_id], result.generated_tokens))
         scored, unjudged = self._score(items)
         record_by_id = {record.episode_id: record for record in scored}
         judged: dict[Replay, PlayedReplay] = {}
-        for replay, play in played.items():
+        for replay, result in played.items():
             if str(replay) in record_by_id:
-                judged[replay] = replace(play, record=record_by_id[str(replay)])
+                judged[replay] = replace(result, record=record_by_id[str(replay)])
         return raise_failures(judged, [*unplayed, *unjudged])
 
     def _score(

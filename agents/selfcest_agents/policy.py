@@ -24,7 +24,7 @@ class PolicyRequest:
 
     Attributes:
         key: key of the turn.
-        observation: everything that the agent may know.
+        observation: all information that the agent may have.
         history: earlier generations of the agent, oldest first. They hold the exact ids of its context.
         seed: seed of this turn.
         start: ids with which the generation must begin. There are fewer of them than `observation.max_new_tokens`.
@@ -91,12 +91,12 @@ class EnginePolicy:
             token_requests.append(
                 TokenRequest(name, tuple(context), max_new_tokens, request.seed, self._sampling.temperature)
             )
-        with self._engine_errors():
+        with self._converted_errors():
             self._engine.submit(token_requests)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
         finished: list[tuple[TurnKey, Generation | InfrastructureError]] = []
-        with self._engine_errors():
+        with self._converted_errors():
             completions = self._engine.poll()
         for completion in completions:
             request, block = self._pending.pop(completion.key)
@@ -110,7 +110,7 @@ class EnginePolicy:
                 prompt_ids=block,
                 token_ids=ids,
                 # The given start had no alternative, so its log-probs are 0, like those of a script.
-                behavior_logprobs=((0.0,) * len(request.start) + tuple(completion.logprobs)),
+                behavior_logprobs=(0.0,) * len(request.start) + tuple(completion.logprobs),
                 temperature=self._sampling.temperature,
                 policy_version=completion.policy_version,
             )
@@ -118,7 +118,7 @@ class EnginePolicy:
         return finished
 
     @contextmanager
-    def _engine_errors(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         """Convert errors of the engine, such as missing memory, to an `InfrastructureError`, which can be retried."""
         try:
             yield

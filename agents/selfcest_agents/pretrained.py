@@ -262,19 +262,16 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
 
 
 def _find_checkpoint(source: str) -> str:
-    return str(smollm2_path() if source == "smollm2" else _resolve(source))
-
-
-def _resolve(source: str | Path) -> str | Path:
+    """Return the folder or hub id for `from_pretrained`, by `ChatOptions.source`. A GGUF file is converted first."""
     path = Path(source)
-    if str(source).startswith(HUB) and is_read_only():
-        return _find_downloaded(str(source))
-    if str(source).startswith(HUB):
-        return str(source).removeprefix(HUB)
+    if source == "smollm2":
+        return str(smollm2_path())
+    if source.startswith(HUB):
+        return _find_downloaded(source) if is_read_only() else source.removeprefix(HUB)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ConfigError(f"there is no file {source}; expected a GGUF model")
-        return convert_gguf(path)
+        return str(convert_gguf(path))
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"the folder {source} has no config.json; expected a model folder that save_pretrained wrote")
     if not path.is_dir():
@@ -298,20 +295,20 @@ def _find_downloaded(source: str) -> str:
         ) from error
 
 
-def _load(auto: str, source: str | Path, **options: Any) -> Any:
-    """Call `from_pretrained` of a class of transformers, and convert its various errors to `ConfigError`."""
+def _load(auto_class: str, source: str | Path, **options: Any) -> Any:
+    """Call `from_pretrained` of a class of transformers such as `AutoConfig`. All its errors become `ConfigError`."""
     import transformers
     from safetensors import SafetensorError
 
     try:
         is_local = Path(source).is_dir()
-        return getattr(transformers, auto).from_pretrained(
+        return getattr(transformers, auto_class).from_pretrained(
             source, trust_remote_code=False, local_files_only=is_local, **options
         )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"{options.get('gguf_file', source)} could not be loaded by {auto}: {lines[0]} Expected a causal "
+            f"{options.get('gguf_file', source)} could not be loaded by {auto_class}: {lines[0]} Expected a causal "
             "language model with its tokenizer: a folder that save_pretrained wrote, a .gguf file or hub:OWNER/NAME"
         ) from error
 

@@ -24,7 +24,8 @@ from selfcest_env.replay import Replay
 from selfcest_env.rules import Rules
 from selfcest_env.types import AgentId
 
-Past = Callable[[Replay, EpisodeRecord, Rules], tuple[Kernel, Generations]]
+Past = tuple[Kernel, Generations]
+"""The game at the start of a replay, and the recorded generations of the reused turns by agent and turn."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class ReplayRequest:
     Attributes:
         replay: interventions, and the number of the sample.
         record: the factual episode.
-        past: computes the game at the start of the replay, and the generations of the reused turns; `None` for the
-            default. Requests of one call share it and its cache, so it is not pickled.
+        past: function that returns the replay's past; `None` to compute it from the record. The requests of one call
+            share a function with a cache. It is not pickled, and the request then computes its past.
     """
 
     replay: Replay
     record: EpisodeRecord
-    past: Past | None = field(default=None, repr=False, compare=False)
+    past: Callable[[Replay], Past] | None = field(default=None, repr=False, compare=False)
 
     @property
     def episode_id(self) -> str:
@@ -51,16 +52,18 @@ class ReplayRequest:
         """Seed of the factual episode."""
         return self.record.seed
 
-    def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
-        compute_past = self.past or _compute_past
-        kernel, reused = compute_past(self.replay, self.record, rules)
+    def begin(self, rules: Rules) -> Past:
+        if self.past is None:
+            kernel, reused = _start_from(_restore(self.record, rules), self.replay, self.record)
+        else:
+            kernel, reused = self.past(self.replay)
         return kernel.fork(), reused
 
     def turn_seed(self, agent_id: AgentId, turn: int) -> int:
         return replay_seed(self.replay, self.seed, agent_id, turn)
 
     def __reduce__(self) -> tuple[type[ReplayRequest], tuple[Replay, EpisodeRecord]]:
-        # `past` is a closure, which cannot be pickled.
+        # Without `past`, which is a closure and cannot be pickled.
         return ReplayRequest, (self.replay, self.record)
 
 
@@ -100,7 +103,7 @@ def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay],
             )
         records[record.episode_id] = record
     distinct_replays = list(dict.fromkeys(replays))
-    kernel_by_episode: dict[str, Kernel] = {}
+    # All replays are checked before the first episode is restored, which takes longer.
     for replay in distinct_replays:
         if replay.episode_id not in records:
             raise CreditError(
@@ -108,15 +111,16 @@ def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay],
                 + did_you_mean(replay.episode_id, records)
             )
         check_replay(replay, records[replay.episode_id])
+    kernel_by_episode: dict[str, Kernel] = {}
     for replay in distinct_replays:
         if replay.episode_id not in kernel_by_episode:
             kernel_by_episode[replay.episode_id] = _restore(records[replay.episode_id], rules)
 
     @cache
-    def past_of_first_sample(replay: Replay) -> tuple[Kernel, Generations]:
+    def past_of_first_sample(replay: Replay) -> Past:
         return _start_from(kernel_by_episode[replay.episode_id], replay, records[replay.episode_id])
 
-    def past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
+    def past(replay: Replay) -> Past:
         # All samples of the same interventions start with the same game.
         return past_of_first_sample(replace(replay, sample=0))
 
@@ -154,16 +158,18 @@ def price_replay(request: ReplayRequest, record: EpisodeRecord, rules: Rules) ->
     return PlayedReplay(record, generated_tokens, prompt_tokens)
 
 
-def _compute_past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
-    return _start_from(_restore(record, rules), replay, record)
-
-
 def _restore(record: EpisodeRecord, rules: Rules) -> Kernel:
     return restore(record, rules.with_limits(record.limits))  # a request may have had its own limits
 
 
-def _start_from(factual: Kernel, replay: Replay, record: EpisodeRecord) -> tuple[Kernel, Generations]:
-    """Return the game at the start of a replay, and the recorded generations of the reused turns."""
+def _start_from(factual: Kernel, replay: Replay, record: EpisodeRecord) -> Past:
+    """Return the past of a replay.
+
+    Args:
+        factual: restored game of the factual episode.
+        replay: interventions of the replay.
+        record: record of the factual episode.
+    """
     kernel = start_replay(replay, factual)
     generations = {
         (entry.agent_id, entry.turn): record.by_id[entry.agent_id].turns[entry.turn].generation for entry in kernel.log

@@ -26,6 +26,7 @@ T = TypeVar("T")
 MAX_IDLE_POLLS = 1_000_000  # polls without an answer after which the rollout raises
 
 Generations = Mapping[tuple[AgentId, int], Generation]
+"""Generations by agent and turn."""
 
 
 @dataclass(frozen=True)

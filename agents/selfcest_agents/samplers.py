@@ -124,7 +124,7 @@ class SamplerByRole:
 
 
 class SamplerSpec(Protocol):
-    """The options of a sampler, which a config names. They are checked at once, but the engine starts with a job."""
+    """Options of a sampler in a config. They are checked when the config is read; `start` makes the engine later."""
 
     @property
     def shared(self) -> bool:
@@ -137,7 +137,7 @@ class SamplerSpec(Protocol):
         ...
 
     def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
-        """Start the engine. Its first weights do not matter, because it receives the learner's before it plays.
+        """Start the engine. Its first weights have no effect, because it receives the learner's before it plays.
 
         Args:
             language: language of the model.

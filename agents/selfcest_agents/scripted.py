@@ -57,10 +57,10 @@ class OracleActor(Checked):
         return _get_expert(self.source)
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        proposal = self._expert.propose(observation, rng, self._style(observation, rng))
+        proposal = self._expert.propose(observation, rng, self._choose_style(observation, rng))
         return self.protocol.render(proposal.action, proposal.thought)
 
-    def _style(self, observation: Observation, rng: np.random.Generator) -> Style:
+    def _choose_style(self, observation: Observation, rng: np.random.Generator) -> Style:
         if observation.role is Role.CLONE:
             return self.style if self.clone_style is None else self.clone_style
         if self.style is not Style.DELEGATE or self.p_delegate == 1.0:
@@ -74,7 +74,7 @@ class OracleActor(Checked):
 class NeverDelegate:
     """An actor that plays the expert of a source, but never delegates.
 
-    It reads the documents that it does not see, and answers "?" if it can only reach them by delegation.
+    It reads documents that are not in its prompt. It answers "?" if it can reach them only by delegation.
 
     Attributes:
         source: task source with an expert.
@@ -123,25 +123,27 @@ class RandomActor(Checked):
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         # The order of the draws must not change, because episodes are pinned by their seed.
-        thought = _noise(rng, int(rng.integers(0, 12)))
+        thought = _draw_noise(rng, int(rng.integers(0, 12)))
         draw = rng.random()
         if draw < self.p_answer:
             return self.protocol.render(Answer(str(rng.integers(0, 10))), thought)
         if draw < self.p_answer + self.p_delegate:
             count = int(rng.integers(1, self.max_objectives + 1))
-            requests = tuple(CloneRequest(_noise(rng, 6) or "0", _some_keys(observation, rng)) for _ in range(count))
+            requests = tuple(
+                CloneRequest(_draw_noise(rng, 6) or "0", _draw_keys(observation, rng)) for _ in range(count)
+            )
             return self.protocol.render(Delegate(requests), thought)
         if draw < self.p_answer + self.p_delegate + self.p_read:
-            return self.protocol.render(Read(_some_keys(observation, rng) or ("Z",)), thought)
+            return self.protocol.render(Read(_draw_keys(observation, rng) or ("Z",)), thought)
         return thought
 
 
-def _noise(rng: np.random.Generator, length: int) -> str:
+def _draw_noise(rng: np.random.Generator, length: int) -> str:
     alphabet = "0123456789+-*()? abc"
     return "".join(alphabet[int(i)] for i in rng.integers(len(alphabet), size=length))
 
 
-def _some_keys(observation: Observation, rng: np.random.Generator) -> tuple[str, ...]:
+def _draw_keys(observation: Observation, rng: np.random.Generator) -> tuple[str, ...]:
     keys = observation.brief.keys
     count = int(rng.integers(0, min(3, len(keys)) + 1))
     return tuple(keys[int(i)] for i in rng.permutation(len(keys))[:count])

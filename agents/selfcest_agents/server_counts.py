@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from selfcest_env.stored import stored_as
 
-MAX_SHOWN = 60  # characters of a server's text in a line
+MAX_SHOWN_CHARS = 60  # of a server's text in a line
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def add_to_tallies(counts: CountsByServer) -> None:
 
 
 def compute_server_metrics(counts: CountsByServer) -> dict[str, float]:
-    """Return the sums over all servers by the names of their metrics; empty if there was no request to a server."""
+    """Return the sums over all servers by metric name; empty if there was no request to a server."""
     if not counts:
         return {}
     total = sum(counts.values(), ServerCounts())
@@ -149,4 +149,4 @@ def format_server_counts(counts: CountsByServer) -> Sequence[str]:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."

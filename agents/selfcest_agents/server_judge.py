@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
-from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, get_choice, get_message_text
+from selfcest_agents.openai_client import EXCERPT_CHARS, Client, ServerConfig, get_choice, get_message_text
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.process import ProcessStep, ProcessTerm
 from selfcest_env.structure import Checked, Count, Finite, NotEmpty
@@ -70,7 +70,7 @@ class ServerJudge(ProcessTerm, Checked):
         with closing(client):
             for attempt in range(self.tries):
                 for name, step in waiting.items():
-                    client.submit(name, "chat/completions", self._body(step, attempt), _read_text)
+                    client.submit(name, "chat/completions", self._make_body(step, attempt), _read_text)
                 while answers := client.poll():
                     for name, answer in answers:
                         rewards[name] = answer if isinstance(answer, InfrastructureError) else self._read_reward(answer)
@@ -84,7 +84,7 @@ class ServerJudge(ProcessTerm, Checked):
             return self.weight * float(marks[-1]) / _FULL_MARK
         return _NoMarkError(
             f"the judge {self.server.model!r} gave no mark in {self.tries} tries; found an answer that ends in "
-            f"{answer[-EXCERPT:]!a}, expected a line 'Mark: N'"
+            f"{answer[-EXCERPT_CHARS:]!a}, expected a line 'Mark: N'"
         )
 
     @cached_property
@@ -95,7 +95,7 @@ class ServerJudge(ProcessTerm, Checked):
 
         return Markers(ChatLanguage(self.tokenizer).codec.markers)
 
-    def _body(self, step: ProcessStep, attempt: int) -> dict[str, Any]:
+    def _make_body(self, step: ProcessStep, attempt: int) -> dict[str, Any]:
         documents = {key: step.task.context[key] for key in step.shared_context if key in step.task.context}
         past = [{"wrote": turn.text, "replies": turn.replies} for turn in step.past]
         shown = {"asked": step.objective, "documents": documents, "earlier turns": past, "turn": step.text}

@@ -33,7 +33,7 @@ SPECIALS = (
 )
 STOPS = ("</call>", "</read>", "<end>")
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase + "+-*/%:;,.?!@#>=() "
-MAX_ENCODED = 2**14  # texts whose ids a tokenizer remembers
+MAX_CACHED_TEXTS = 2**14  # texts whose ids a tokenizer keeps
 NUMBERS = tuple(f"[{number}]" for number in range(100))
 # No leading zeros: [07] is five characters, so that encoding then decoding never changes a text.
 _NUMBER = r"\[(?:0|[1-9][0-9]?)\]"
@@ -81,7 +81,7 @@ class TinyTokenizer:
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         self._trusted = re.compile(f"{_SPECIAL}|{_NUMBER}|.", re.DOTALL)
         self._untrusted = re.compile(f"{_NUMBER}|.", re.DOTALL)
-        # The game counts every text before the policy encodes it, and most texts are one of a few.
+        # A cache by text and trust. The game counts every text before the policy encodes it, and many texts repeat.
         self._encoded: dict[tuple[str, bool], tuple[int, ...]] = {}
 
     @property
@@ -113,7 +113,7 @@ class TinyTokenizer:
             pattern = self._trusted if trusted else self._untrusted
             unknown = self.unk_id
             encoded = tuple([self._ids.get(piece, unknown) for piece in pattern.findall(text)])
-            if len(self._encoded) >= MAX_ENCODED:
+            if len(self._encoded) >= MAX_CACHED_TEXTS:
                 self._encoded.clear()
             self._encoded[text, trusted] = encoded
         return encoded
@@ -180,7 +180,7 @@ def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
                 weight.data.mul_(scale)
     # On a CPU eager attention is faster than the fused kernel for this width and these lengths.
     model.set_attn_implementation("eager")
-    return _set_evaluation_mode(model)
+    return _prepare_model(model)
 
 
 def save_pretrained(model: PreTrainedModel, tokenizer: TinyTokenizer, folder: str | Path) -> None:
@@ -263,10 +263,11 @@ def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer
     model = LlamaForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
-    return _set_evaluation_mode(model), tokenizer
+    return _prepare_model(model), tokenizer
 
 
-def _set_evaluation_mode(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def _prepare_model(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Convert a model to float32 and switch it to evaluation mode."""
     module: torch.nn.Module = model  # the base class has the typed methods
     module.float().eval()
     return model

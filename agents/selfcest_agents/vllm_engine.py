@@ -84,7 +84,7 @@ class VllmEngine:
             would spin (see docs/engines.md).
     """
 
-    _in_process: ClassVar[WeakSet[VllmEngine]] = WeakSet()  # at most one engine runs in this process
+    _in_process: ClassVar[WeakSet[VllmEngine]] = WeakSet()  # engines that run in this process, at most one
 
     def __init__(self, model: str | Path, *, stop_ids: Collection[int], options: VllmOptions = VllmOptions()) -> None:
         self._options = options
@@ -178,7 +178,7 @@ class VllmEngine:
             seed=request.seed,
             max_tokens=request.max_new_tokens,
             stop_token_ids=self._stop_ids,
-            ignore_eos=True,  # end-of-sequence ids of the folder's generation_config
+            ignore_eos=True,  # the end-of-sequence ids of the folder's generation_config do not end a turn
             logprobs=0,  # log-probs of the sampled id, and of no other
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
