@@ -1,6 +1,5 @@
 """Methods of the literature: credit schemes, task samplers, group filters, reward schedules and strategies of play.
 
-Each method has one file. Its docstring says what the method does, its source, and what differs from the source; the
-notes in docs/methods.md have the rest. Nothing imports this package: its plug-ins are found through entry points, as
-those of any other package are.
+Each method has one file. The docstring of the file has the rule, the source and the differences from the source. The
+notes are in docs/methods.md. Nothing imports this package, because its plug-ins are found through entry points.
 """

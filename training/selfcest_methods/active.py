@@ -44,7 +44,7 @@ class ActiveOptions(WorthSamplerOptions):
     """Options in addition to those of `WorthSampler`.
 
     Attributes:
-        floor: as there, in nats.
+        floor: number that is added to the worth of every bucket, in nats.
         term: reward term that is above 0 for a right episode.
     """
 
@@ -74,15 +74,16 @@ def compute_consistency(outcomes: Sequence[bool], uncertainties: Sequence[float 
 
     Args:
         outcomes: whether each rollout is right.
-        uncertainties: of each rollout, in nats per token; a rollout with `None` is left out.
+        uncertainties: uncertainty of each rollout, in nats per token; `None` leaves the rollout out.
     """
     is_right = np.array([float(o) for o, u in zip(outcomes, uncertainties, strict=True) if u is not None])
+    known_uncertainties = np.array([u for u in uncertainties if u is not None])
     if not len(is_right) or is_right.std() == 0:
         return 0.0
     # This is minus the point-biserial correlation times the std of the uncertainties. Without a division by this std,
     # a few rollouts of nearly equal uncertainty have little effect.
     advantages = (is_right - is_right.mean()) / is_right.std()
-    return float(-np.mean(advantages * np.array([u for u in uncertainties if u is not None])))
+    return float(-np.mean(advantages * known_uncertainties))
 
 
 def _compute_uncertainty(episode: EpisodeRecord) -> float | None:

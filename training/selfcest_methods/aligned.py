@@ -31,13 +31,13 @@ from selfcest_methods.measures import measure_episodes
 @stored_as(weights="weights", step="step", sums="sums")
 @dataclass
 class AlignmentState(PlainState):
-    """What the schedule remembers.
+    """State of `Aligned`.
 
     Attributes:
-        weights: of the heuristic terms, before the last observed step.
+        weights: weights of the heuristic terms before the last observed step.
         step: the last observed step; -1 before any.
-        sums: of each heuristic term, over the episodes of this step, of centred values: primary times term, primary
-            squared, term squared.
+        sums: three sums for each heuristic term over the episodes of this step, of centred values: primary times term,
+            primary squared, term squared.
     """
 
     weights: dict[str, float]
@@ -51,7 +51,7 @@ class AlignedOptions(Checked):
 
     Attributes:
         terms: first weights of the heuristic terms.
-        primary: the reward term that they are to serve; its weight is 1.
+        primary: reward term that the heuristic terms are to raise; its weight is 1.
         rate: change of a weight per step and unit of correlation.
         shrink: pull towards 0, in units of correlation per unit of weight.
         most: largest weight.
@@ -92,8 +92,8 @@ class Aligned(Stateful[AlignmentState]):
             state.step = step
             state.sums = self._make_zero_sums()
         primary_by_group = _measure_by_group(self.options.primary, groups)
-        # A group whose primary values are equal says nothing. Its spread of the heuristics would still lower every
-        # correlation, the more so the more tasks are solved or hopeless.
+        # A group with equal primary values tells nothing about correlations. The spread of its heuristic values would
+        # still lower them, so that weights would fall only because many tasks are solved or hopeless.
         is_informative = [bool(np.ptp(values) > 0) for values in primary_by_group]
         primary = _center(primary_by_group, is_informative)
         for name in self.options.terms:

@@ -31,7 +31,7 @@ class Bandit(OrchestratedStrategy, Checked):
     """Each round asks one clone to solve the task and another one to judge its answer.
 
     Attributes:
-        arms: instructions; `None`: `ARMS`.
+        arms: instructions for a clone that solves; `None` for `ARMS`.
         rounds: number of rounds.
         alpha: weight of exploration.
     """

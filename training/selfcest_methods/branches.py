@@ -11,7 +11,7 @@ Expected effect: a gradient of less variance than that of `coma` for the same re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,13 +34,28 @@ from selfcest_training.credit.counterfactual import select_clones
 
 
 @dataclass(frozen=True)
+class _CreditedClone:
+    """A clone that is credited against alternatives.
+
+    Attributes:
+        record: episode, or alternative of its parent, in which the clone is born.
+        agent_id: id of the clone.
+        weight: sum of the weights of its draws.
+    """
+
+    record: EpisodeRecord
+    agent_id: AgentId
+    weight: float
+
+
+@dataclass(frozen=True)
 class Branches(CreditAssigner, Checked):
     """Credits the turns of clones against alternatives, and the turns of roots by `rloo`.
 
     Attributes:
         samples: n, the number of alternatives of a clone.
         max_share: share of clones that have alternatives.
-        nested: whether clones that are born in alternatives are credited there too; it needs a `max_share` of 1.
+        nested: whether clones that are born in an alternative have alternatives too; it needs a `max_share` of 1.
     """
 
     name: ClassVar[str] = "branches"
@@ -79,28 +94,29 @@ class Branches(CreditAssigner, Checked):
         return replays
 
     def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
+        advantage = broadcast(group, leave_one_out(group))
+        weight: dict[TurnKey, float] = {}
+        for clone in self._find_credited_clones(group, replayed):
+            draws = [clone.record, *self._get_alternatives(clone.record, clone.agent_id, replayed)]
+            values = subtract_mean_of_others([draw.team_return for draw in draws])
+            for draw, value in zip(draws, values, strict=True):
+                for key, _ in draw.turns():
+                    if key.agent_id == clone.agent_id:
+                        advantage[key] = value
+                        weight[key] = clone.weight / len(draws)
+        return Credit(advantage, weight=weight)
+
+    def _find_credited_clones(self, group: EpisodeGroup, replayed: ReplayRecords) -> Iterator[_CreditedClone]:
         # A clone that is born in one of several draws of its parent counts as often as this draw.
-        share_of_draw = 1 / (1 + self.samples) if self.nested else 1.0
-        births: list[tuple[EpisodeRecord, AgentId, float]] = []  # a clone, the record in which it is born, its share
+        nested_weight = 1 / (1 + self.samples) if self.nested else 1.0
         for episode in group.episodes:
             for clone in select_clones(episode, self.max_share):
-                births.append((episode, clone.agent_id, 1.0 if clone.parent_id == ROOT else share_of_draw))
+                yield _CreditedClone(episode, clone.agent_id, 1.0 if clone.parent_id == ROOT else nested_weight)
                 if self.nested:
                     for alternative in self._get_alternatives(episode, clone.agent_id, replayed):
                         for agent in alternative.agents:
                             if agent.parent_id == clone.agent_id and agent.turns:
-                                births.append((alternative, agent.agent_id, share_of_draw))
-        advantage = broadcast(group, leave_one_out(group))
-        weight: dict[TurnKey, float] = {}
-        for record, clone_id, share in births:
-            draws = [record, *self._get_alternatives(record, clone_id, replayed)]
-            values = subtract_mean_of_others([draw.team_return for draw in draws])
-            for draw, value in zip(draws, values, strict=True):
-                for key, _ in draw.turns():
-                    if key.agent_id == clone_id:
-                        advantage[key] = value
-                        weight[key] = share / len(draws)
-        return Credit(advantage, weight=weight)
+                                yield _CreditedClone(alternative, agent.agent_id, nested_weight)
 
     def _get_alternatives(self, record: EpisodeRecord, clone: AgentId, replayed: ReplayRecords) -> list[EpisodeRecord]:
         return [replayed[replay] for replay in self._make_replays(record.episode_id, clone)]

@@ -25,7 +25,7 @@ from selfcest_training.families import Bucket, draw_family, draw_task
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 Floats = npt.NDArray[np.float64]
-FORGOTTEN = 1e-3  # weighted number of rollouts at which what was remembered of them is dropped
+FORGOTTEN = 1e-3  # sums over a smaller weighted number of rollouts are dropped
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class WeightedSums:
         return type(self)(*(weight * value for value in astuple(self)))
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return type(self)(*(left + right for left, right in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,8 @@ class BucketMemory(Generic[T]):
     sums_by_bucket: dict[Bucket, T] = field(default_factory=dict)
 
     def begin_step(self, step: int, decay: float) -> None:
-        """Multiply all sums by `decay` if the step is a new one, and drop buckets of which next to nothing is left.
-
-        A later round of the same step changes nothing.
-        """
-        if step == self.step:
+        """Multiply all sums by `decay` if the step is a new one, and drop those of very few rollouts (`FORGOTTEN`)."""
+        if step == self.step:  # a later round of the same step
             return
         decayed = {bucket: sums.scaled(decay) for bucket, sums in self.sums_by_bucket.items()}
         self.sums_by_bucket = {bucket: sums for bucket, sums in decayed.items() if sums.rollouts > FORGOTTEN}
@@ -146,7 +143,7 @@ class BucketSampler(Stateful[Any], Generic[T]):
     options: BucketSamplerOptions
 
     def sum_group(self, group: EpisodeGroup) -> T:
-        """Return what is remembered of a group. Raises `RewardError` if the reward lacks the term of the options."""
+        """Return the sums of a group. Raises `RewardError` if the reward lacks the term of the options."""
         raise NotImplementedError(f"{type(self).__name__} does not override sum_group")
 
     def initial_state(self) -> Any:
@@ -165,11 +162,11 @@ class BucketSampler(Stateful[Any], Generic[T]):
 
 @dataclass(frozen=True)
 class WorthSamplerOptions(BucketSamplerOptions):
-    """Options of a `WorthSampler`, besides those of `BucketSampler`.
+    """Options in addition to those of `BucketSampler`.
 
     Attributes:
-        floor: added to the worth of every bucket, so that none is never drawn.
-        pool: number of tasks to choose each task from.
+        floor: number that is added to the worth of every bucket, so that each can be drawn.
+        pool: number of candidates per proposed task.
     """
 
     floor: Positive = 0.05

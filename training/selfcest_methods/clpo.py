@@ -37,8 +37,8 @@ class TwinRequest:
     """A task that gets a twin.
 
     Attributes:
-        bucket: of the task.
-        task_id: of the task.
+        bucket: bucket of the task.
+        task_id: id of the task.
         easier: whether the twin is smaller; if not, it has the same size.
     """
 
@@ -52,8 +52,8 @@ class TwinQueue:
     """Twins that were not proposed yet.
 
     Attributes:
-        step: whose tasks they are of; -1 before any.
-        requests: in the order of the tasks.
+        step: step of the tasks that get a twin; -1 before any.
+        requests: requests in the order of the tasks.
     """
 
     step: int = -1
@@ -101,7 +101,7 @@ class Clpo(Stateful[TwinQueue]):
     options: ClpoOptions
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        # Requests beyond this number wait for a later round of the same step.
+        # Further requests wait for a later round of the same step.
         max_twins = int(self.options.share * num_tasks)
         requests = self.state.requests[:max_twins]
         del self.state.requests[:max_twins]
@@ -153,7 +153,7 @@ class Clpo(Stateful[TwinQueue]):
     @staticmethod
     def _draw_task(request: TwinRequest, menu: TaskMenu, rng: np.random.Generator) -> Task:
         family = request.bucket.family
-        return draw_task(family, menu.sources[family], rng, twin=1)
+        return draw_task(family, menu.sources[family], rng, twin=1)  # metadata, by which `observe` knows a twin
 
     def initial_state(self) -> TwinQueue:
         return TwinQueue()

@@ -59,7 +59,7 @@ class Critic(FittedValues[CriticHeads]):
         if not self.state.value.is_fitted:
             return Credit(advantage)
         errors: list[float] = []
-        returns: list[float] = []  # of the episode of each clone's turn
+        returns: list[float] = []  # team return for each turn of a clone
         for episode in group.episodes:
             clones = _get_acting_clones(episode)
             if not clones:

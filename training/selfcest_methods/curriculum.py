@@ -38,7 +38,8 @@ class _Progress(PlainState):
     Attributes:
         moves: number of earlier steps in which enough rollouts were right.
         step: the current step.
-        rollouts, right: numbers of rollouts, and of right ones, of the current step.
+        rollouts: number of rollouts of the current step.
+        right: number of right rollouts of the current step.
     """
 
     moves: int = 0
@@ -116,7 +117,7 @@ class Curriculum(LimitChangingSampler):
                 self.state.progress.right += int(sums.successes)
 
     def _begin_step(self, step: int) -> None:
-        """Count the step before this one, if this one is new."""
+        """Begin a new step, and count the last one as a move if enough of its rollouts were right."""
         progress = self.state.progress
         if step == progress.step:
             return

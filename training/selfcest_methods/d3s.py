@@ -37,9 +37,10 @@ class D3sOptions(WrapperOptions):
     """Options in addition to `scheme`.
 
     Attributes:
-        rollouts, tokens: shares that are kept at step 0.
-        steps: number of steps after which everything is kept.
-        across: whether the rollouts of a step compete, or those of each group.
+        rollouts: share of the rollouts that is kept at step 0.
+        tokens: share of the tokens that is kept at step 0.
+        steps: number of steps after which all rollouts and tokens are kept.
+        across: rollouts that compete with each other: all of a `step`, or those of each `group`.
     """
 
     rollouts: KeptShare = 0.5
@@ -98,6 +99,7 @@ class D3s(CountsSteps, WrapperScheme):
                 if key in credit.advantage:
                     advantages = _per_token(credit.advantage[key], len(turn.generation.token_ids))
                     scores[key] = np.abs(advantages) * internals[key].entropies
+        # The empty list is there because numpy cannot concatenate nothing.
         descending = np.sort(np.concatenate([*scores.values(), []]))[::-1]
         # Tokens of equal scores are kept together, so that no order among them decides.
         threshold = 0.0
@@ -138,7 +140,7 @@ def _keep_highest(
 
     Args:
         group: the group.
-        credit: of the inner scheme.
+        credit: credit of the inner scheme.
         kept_ids: ids of the episodes that are kept.
         scores: |A| H of every token of these episodes, by turn.
         threshold: lowest score of a token that is kept.

@@ -24,7 +24,7 @@ class DecideFirst(DecisionStrategy):
     """The policy decides whether it delegates or works alone, and then does so.
 
     Attributes:
-        reads: whether a root that works alone reads documents by key; without it the prompt has all texts.
+        reads: whether a root that works alone reads documents by key; if not, its prompt has all texts.
         otherwise: the mode for a decision that cannot be read.
     """
 

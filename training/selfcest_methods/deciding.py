@@ -1,11 +1,11 @@
-"""The base of strategies that decide how to work in an episode of its own, and then work in a second episode.
+"""The base of strategies that choose a mode of work in a first episode, and work in this mode in a second episode.
 
-The first episode shows the task, the keys of its documents and a question; its answer is one word. The second episode
-has what is left of the budget, and its root is told the decision. So a decision can be read, counted and scored. Its
-price is in the costs: the tokens of both episodes add up, and so do their critical paths, since the second one waits.
+The first episode shows the task, the keys of its documents and a question. Its answer is one word. The second episode
+has the rest of the budget, and its root is told the decision. A decision can therefore be counted and scored, and its
+price is part of the costs: the tokens of both episodes add up, and so do their critical paths.
 
-An answer that names no mode, or several, counts as the fallback and not as an executed script. Clones are told nothing:
-the decision is the root's, and the limits apply it to the whole tree.
+If an answer names no mode or several, the fallback mode is played, and the script does not count as executed. Clones
+are not told the decision, because the limits of the mode hold for the whole tree.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class WorkMode(Strategy):
 
     Attributes:
         word: the answer that chooses it.
-        strategy: the strategy whose limits it has.
-        note: added to the root's prompt.
+        strategy: the strategy that sets its limits.
+        note: note in the root's prompt.
     """
 
     word: str
@@ -52,7 +52,7 @@ class DecisionEpisode(Strategy):
     """An episode of one turn, whose answer is the decision.
 
     Attributes:
-        note: the question, which is added to the root's prompt.
+        note: note in the root's prompt with the question.
         tokens: largest number of tokens of the turn.
     """
 
@@ -100,7 +100,7 @@ class DecisionStrategy(Strategy, Checked):
         decisions = decision_episode.play_once(instances, all_limits, 0, context, player)
         episodes: list[Episodes] = [(decision,) for decision in decisions]
         for mode in self.work_modes():
-            # A root without a turn has not decided: its prompt did not fit, and would not fit again.
+            # A root without a turn has not decided. Its prompt did not fit, and would not fit in the second episode.
             positions = [i for i, d in enumerate(decisions) if d.root.turns and self._get_word(d) == mode.word]
             limits_left = [subtract_costs(context.limits, episodes[i]) for i in positions]
             records = mode.play_once([instances[i] for i in positions], limits_left, 1, context, player)
@@ -138,14 +138,14 @@ def limit_to_one_turn(limits: Limits, tokens: int) -> Limits:
     """Return the limits of an episode of one turn with at most so many tokens."""
     if limits.turn_tokens is not None:
         tokens = min(tokens, limits.turn_tokens)
-    # The only turn is the answer, so more need not be kept for it.
+    # The only turn is the answer, so a reserve above its tokens has no use.
     return replace(limits, max_turns=1, turn_tokens=tokens, answer_reserve=min(limits.answer_reserve, tokens))
 
 
 def subtract_costs(limits: Limits, episodes: Episodes) -> Limits:
-    """Return what these episodes leave of the limits.
+    """Return the limits less the costs of these episodes.
 
-    Where too little is left for a prompt, the next episode ends with a typed status and without a turn.
+    If too little is left for a prompt, the next episode ends without a turn, and its status gives the reason.
     """
     limits_left: dict[str, int] = {}
     for name in ("total_tokens", "generated_tokens"):

@@ -33,11 +33,11 @@ class DotsOptions(BucketSamplerOptions):
     Attributes:
         term: reward term that is above 0 for a right episode.
         target: success rate to aim at.
-        temperature: of the softmax, in units of the success rate.
-        width: e-fold distance of sizes, in units of their logarithm.
+        temperature: temperature of the softmax, in units of the success rate.
+        width: difference of log sizes at which a rollout has the weight 1 / e.
         across: weight of a rollout of another family.
         prior: number of rollouts that an estimate begins with, half of them right.
-        pool: number of tasks to choose each task from.
+        pool: number of candidates per proposed task.
     """
 
     term: str = "correct"

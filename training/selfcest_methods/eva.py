@@ -40,7 +40,8 @@ class EvaOptions(WorthSamplerOptions):
     """Options in addition to those of `WorthSampler`.
 
     Attributes:
-        floor: as there, in units of the return, or of its square for the variance.
+        floor: number that is added to the worth of every bucket, in units of the return, or of its square for the
+            variance.
         info: measure of a group's spread.
     """
 

@@ -27,14 +27,14 @@ class FrozenClonesOptions(WrapperOptions):
     """Options in addition to `scheme`.
 
     Attributes:
-        steps: number of steps without clones.
+        steps: number of steps in which clones do not train.
     """
 
     steps: Size = 20
 
 
 class FrozenClones(CountsSteps, WrapperScheme):
-    """Takes the credit of another scheme, by default `grpo`, without clones in the first steps."""
+    """Takes the credit of another scheme, by default `grpo`, and excludes clones in the first steps."""
 
     name: ClassVar[str] = "frozen_clones"
     formula: ClassVar[str] = "as `scheme`; clones are excluded for the first `steps` steps"
@@ -49,5 +49,5 @@ class FrozenClones(CountsSteps, WrapperScheme):
         credit = checks.assign(self.inner, group, replayed)
         if self.state.steps >= self.options.steps:
             return credit
-        of_roots = {key: value for key, value in credit.advantage.items() if key.agent_id == ROOT}
-        return select_turns(credit, group, of_roots, {})
+        root_advantage = {key: value for key, value in credit.advantage.items() if key.agent_id == ROOT}
+        return select_turns(credit, group, root_advantage, {})

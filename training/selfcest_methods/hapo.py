@@ -44,11 +44,12 @@ class Hapo(CreditAssigner, Checked):
     """Credits every token by the group's token-level average and its own entropy.
 
     Attributes:
-        std_floor, epsilon: of the division by the std.
+        std_floor: smallest std that returns are divided by.
+        epsilon: number that is added to this divisor.
         limit: |A| from which a group falls back to `grpo`.
-        beta: strength of the scaling; above 1 tokens of low entropy would change their sign.
-        pivot: quantile of the entropies whose h is 0.
-        neutral: distance of a ratio from 1 up to which it counts as 1.
+        beta: strength of the scaling; above 1 the advantage of tokens with low entropy could change its sign.
+        pivot: quantile of the entropies at which h is 0.
+        neutral: distance from 1 below which a ratio counts as 1.
     """
 
     name: ClassVar[str] = "hapo"
@@ -89,7 +90,7 @@ class Hapo(CreditAssigner, Checked):
                 turns += episode.turns()
         entropies = np.concatenate([*(internals[key].entropies for key, _ in turns), []])
         step_heights = _compute_heights(entropies, self.pivot)
-        factors: dict[TurnKey, npt.NDArray[Any]] = {}  # of the tokens of each turn
+        factors: dict[TurnKey, npt.NDArray[Any]] = {}  # one for each token of a turn
         start = 0
         for key, turn in turns:
             end = start + len(turn.generation.token_ids)

@@ -1,4 +1,4 @@
-"""`hypervolume` raises the weights of reward terms after a step that dominates more of the objectives' space.
+"""`hypervolume` raises the weights of reward terms after a step whose mean results enlarge the dominated volume.
 
 Source: hypervolume-guided weights (Lu et al., arXiv 2509.11452), by the released code. There the points are of a
 validation set. Here they are of the rollouts, and every objective is relative to its reference. docs/methods.md has the
@@ -29,18 +29,18 @@ from selfcest_methods.measures import measure_episodes
 from selfcest_training.stages.schedules import Weights
 
 Point = tuple[float, ...]
-_ROUNDING = 1e-12  # equal volumes can differ by so much, as sums of slices
+_ROUNDING = 1e-12  # difference that rounding can cause between equal volumes, which are sums of slices
 
 
 @stored_as(front="front", step="step", sums="sums", count="count")
 @dataclass
 class Front(PlainState):
-    """What the schedule remembers.
+    """State of `Hypervolume`.
 
     Attributes:
-        front: points that gained volume, by objective in the order of `reference`.
+        front: points that gained volume; their coordinates are in the order of `reference`.
         step: the last observed step; -1 before any.
-        sums: of each objective over the episodes of this step.
+        sums: sum of each objective over the episodes of this step.
         count: number of these episodes.
     """
 
@@ -56,8 +56,8 @@ class HypervolumeOptions(Checked):
 
     Attributes:
         terms: weights of reward terms, which the factor multiplies.
-        reference: for each objective, which is a cost of `record.Cost` or a reward term, the value that is no gain: the
-            largest one of a cost, the smallest one of a term.
+        reference: value of each objective that counts as no gain: an upper bound of a cost in `record.Cost`, or a lower
+            bound of a reward term.
         scale: factor of the gain in volume.
     """
 
@@ -101,7 +101,7 @@ class Hypervolume(Stateful[Front]):
         state.count += len(values_by_objective[0])
 
     def _compute_point(self) -> Point:
-        """Return the gains of the last observed step."""
+        """Return the gain of the last observed step in each objective."""
         gains = []
         for (name, bound), total in zip(self.options.reference.items(), self.state.sums, strict=True):
             mean = total / self.state.count
@@ -120,7 +120,7 @@ class Hypervolume(Stateful[Front]):
 
 
 def compute_volume(points: Sequence[Point]) -> float:
-    """Return the volume between the origin and what the points dominate.
+    """Return the volume that the points dominate, which is a union of boxes from the origin to each point.
 
     The space is cut into slices at the first coordinates of the points. The volume of a slice is its width times the
     volume of the other coordinates of the points that reach over it.

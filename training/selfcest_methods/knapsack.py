@@ -28,7 +28,7 @@ from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 Ints = npt.NDArray[np.int64]
 TokenCost = Annotated[str, OneOf(*cost_measures())]
-_ENOUGH = 0.9  # sufficient probability of both outcomes, as in the released code
+_SUFFICIENT_PROBABILITY = 0.9  # of both outcomes in a group, as in the released code
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class KnapsackOptions(BucketSamplerOptions):
 
     Attributes:
         term: reward term that is above 0 for a right episode.
-        tokens: cost measure of an episode that is its price.
-        min_rollouts, max_rollouts: bounds of a task's rollouts.
-        edge: a rate counts as 0 or 1 if it is no further away from it.
+        tokens: cost measure that is the price of an episode.
+        min_rollouts: smallest number of rollouts of a task.
+        max_rollouts: largest number of rollouts of a task.
+        edge: distance from 0 or 1 up to which a success rate counts as 0 or 1.
         resolution: number of units that the budget is divided into.
     """
 
@@ -112,11 +113,13 @@ class Knapsack(BucketSampler[SuccessSums]):
         tokens_left = group_size * tokens.sum() - (sizes * tokens)[~is_open].sum()
         if is_open.any():
             counts = np.arange(self.options.min_rollouts, self.options.max_rollouts + 1)
-            # With so many rollouts a group has both outcomes with probability _ENOUGH, so more are worth little.
-            enough = np.log(1 - _ENOUGH) / np.log(np.maximum(rates[is_open], 1 - rates[is_open]))
-            needed = np.clip(np.ceil(enough), counts[0], counts[-1]) @ tokens[is_open]
-            # Hopeless tasks get what the open ones do not need, as in the released code.
-            budget = min(tokens_left, needed) if is_hopeless.any() else tokens_left
+            # With n rollouts a group lacks an outcome with a probability of about max(p, 1 - p)^n. More rollouts than
+            # this n, which makes both outcomes sufficiently probable, are worth little.
+            likelier = np.maximum(rates[is_open], 1 - rates[is_open])
+            sufficient_counts = np.ceil(np.log(1 - _SUFFICIENT_PROBABILITY) / np.log(likelier))
+            needed_tokens = np.clip(sufficient_counts, counts[0], counts[-1]) @ tokens[is_open]
+            # Hopeless tasks get the tokens that the open ones do not need, as in the released code.
+            budget = min(tokens_left, needed_tokens) if is_hopeless.any() else tokens_left
             values = compute_values(rates[is_open], counts)
             sizes[is_open] = counts[solve_knapsack(values, counts, tokens[is_open], budget, self.options.resolution)]
             tokens_left -= (sizes * tokens)[is_open].sum()
@@ -149,10 +152,10 @@ def solve_knapsack(values: Floats, counts: Ints, tokens: Floats, budget: float, 
     rollouts wins. Where rounding leaves no room for the fewest rollouts of each task, these are returned.
 
     Args:
-        values: of every number of rollouts of each task, [N, C].
+        values: value of every number of rollouts of each task, [N, C].
         counts: numbers of rollouts in ascending order, [C].
-        tokens: of a rollout of each task, [N].
-        budget: tokens of all rollouts.
+        tokens: tokens of a rollout of each task, [N].
+        budget: largest sum of the tokens of all rollouts.
         resolution: number of units that the budget is divided into.
     """
     unit = max(1, int(np.ceil(budget / resolution)))
@@ -161,7 +164,7 @@ def solve_knapsack(values: Floats, counts: Ints, tokens: Floats, budget: float, 
     units = np.ceil(tokens[:, None] * counts / unit - 1e-9).astype(int)  # [N, C]
     if units[:, 0].sum() > size:
         return np.zeros(len(values), dtype=np.int64)
-    best = np.zeros(size + 1)  # the largest sum of the tasks so far, by units that may be used
+    best = np.zeros(size + 1)  # largest sum of values of the tasks so far, by the number of units that they may use
     choices = []
     for costs, gains in zip(units, values, strict=True):
         best_with_task = np.full(size + 1, -np.inf)

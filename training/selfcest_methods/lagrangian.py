@@ -31,12 +31,12 @@ _Bound = Annotated[float, Finite()] | None
 @stored_as(integral="integral", step="step", sum="sum", count="count")
 @dataclass
 class Multiplier(PlainState):
-    """What the schedule remembers.
+    """State of `Lagrangian`.
 
     Attributes:
-        integral: before the last observed step.
+        integral: integral before the last observed step.
         step: the last observed step; -1 before any.
-        sum: of the measure over the episodes of this step.
+        sum: sum of the measure over the episodes of this step.
         count: number of these episodes.
     """
 
@@ -54,8 +54,8 @@ class LagrangianOptions(Checked):
         term: reward term whose weight is the multiplier.
         measure: cost of `record.Cost`, or reward term, whose mean is bounded.
         at_most, at_least: the bound; exactly one of the two must be set.
-        rate: of the integral, per step and unit of relative error.
-        proportional: weight of the error itself; 0: dual ascent only.
+        rate: change of the integral per step and unit of relative error.
+        proportional: weight of the error itself; 0 is dual ascent only.
         start: integral at step 0.
         most: largest weight.
         terms: fixed weights of other terms.

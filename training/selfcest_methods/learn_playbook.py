@@ -46,7 +46,7 @@ def learn_playbook(
 
     Args:
         study: YAML config of the study.
-        family: of its tasks.
+        family: task family of the study.
         tasks: number of tasks.
         file: path of the playbook, which may exist already.
         max_bullets: see `PlaybookLearner`.
@@ -74,7 +74,7 @@ def learn_playbook(
     num_learned = sum(get_task_identity(task, source) in playbook.tasks for task in drawn_tasks)
     if num_learned:
         yield f"{num_learned} of {len(drawn_tasks)} tasks are in {file} and not played again"
-    # Loading the policy is slow and would be in vain.
+    # The policy is loaded only if it is needed, because loading is slow.
     if num_learned == len(drawn_tasks):
         return
     with closing(policy.load(seed)) as player:
@@ -110,8 +110,8 @@ def draw_distinct_tasks(source: TaskSource, seed: int, count: int, excluded: set
     """Return the first `count` different tasks of the training part, in the order in which the seed draws them.
 
     Args:
-        source: of the tasks.
-        seed: of the draws.
+        source: source of the tasks.
+        seed: random seed of the draws.
         count: number of tasks.
         excluded: identities of tasks that are left out.
 

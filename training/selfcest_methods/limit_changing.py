@@ -41,7 +41,7 @@ class LimitChangingOptions(Checked):
 
 
 class LimitChangingSampler(Stateful[Any]):
-    """Base of a task sampler that sets one limit of what its inner sampler proposes.
+    """Base of a task sampler that sets one limit of the groups that its inner sampler proposes.
 
     Raises:
         ConfigError: an inner sampler sets the same limit.
@@ -69,7 +69,7 @@ class LimitChangingSampler(Stateful[Any]):
 
     @property
     def changed_limit(self) -> str:
-        """The name of the limit that it sets."""
+        """Name of the limit that this sampler sets."""
         raise NotImplementedError(f"{type(self).__name__} does not override changed_limit")
 
     def inner_samplers(self) -> Iterator[tuple[str, TaskSampler]]:

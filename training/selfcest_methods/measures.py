@@ -12,7 +12,7 @@ def measure_episodes(name: str, groups: Sequence[EpisodeGroup], schedule: str) -
     """Return a cost of `record.Cost`, or the unweighted value of a reward term, of every episode.
 
     Args:
-        name: of the cost or term.
+        name: name of the cost or term.
         groups: scored episodes.
         schedule: name of the reward schedule, for the message.
 

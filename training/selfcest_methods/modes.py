@@ -58,7 +58,7 @@ class Modes(DecisionStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # An option without an effect would still make another result of the same play.
+        # An option without an effect is refused, because a study would store the same play twice, under two recipes.
         if self.mode != "adaptive":
             check_unused(self, f"with mode {self.mode} no choice is asked for", "decision_tokens", "otherwise")
         if self.mode in ("reasoning", "agentic"):

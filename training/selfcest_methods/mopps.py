@@ -33,7 +33,7 @@ class MoppsOptions(BucketSamplerOptions):
     Attributes:
         term: reward term that is above 0 for a right episode.
         target: success rate to aim at.
-        pool: number of tasks to choose each task from.
+        pool: number of candidates per proposed task.
     """
 
     decay: Share = 0.5  # as in the released scripts for countdown and geometry

@@ -81,7 +81,7 @@ class OrchestratedStrategy(Strategy):
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         max_turns = None if limits.max_turns is None else max(limits.max_turns, self.script_turns)
-        # A cut turn of the script would not be the script's. ScriptedRoot applies turn_tokens to the policy's turns.
+        # turn_tokens could cut a scripted turn. ScriptedRoot applies it to the turns of the policy only.
         return replace(limits, turn_tokens=None, max_turns=max_turns, max_reads=0)
 
     def check(self, context: PlayContext) -> None:
@@ -110,8 +110,8 @@ class OrchestratedStrategy(Strategy):
 
     def _has_finished(self, episode: EpisodeRecord) -> bool:
         """Return whether the root answered because the script did, and not because a call was impossible."""
-        # The replies of the record are as the clones wrote them. The script saw them with broken role markers, so it
-        # is asked again what it would do after them.
+        # The recorded answer cannot be compared with the script's. The script saw the replies with broken role markers,
+        # and the record has them as the clones wrote them. So the script is asked for its next action once more.
         calls = get_joined_calls(episode)
         action = self.next_action(episode.task.prompt, tuple(episode.task.context), calls)
         return isinstance(action, Answer) and self.is_readable(calls)
@@ -131,7 +131,7 @@ class OrchestratorScript:
                 replies = tuple(reply.text for reply in exchange.replies)
                 calls.append(JoinedCall(exchange.action.requests, replies))
         action = self.strategy.next_action(observation.brief.text, observation.brief.keys, calls)
-        # An exchange without replies is a refused call; the script would repeat it until its turns are used up.
+        # An exchange without replies is a refused call. The script would repeat it until its turns are used up.
         was_refused = len(calls) < len(observation.exchanges)
         if isinstance(action, Delegate) and (was_refused or not observation.can_delegate):
             action = Answer(self.strategy.best_answer(calls) or NO_ANSWER)

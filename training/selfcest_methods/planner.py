@@ -31,12 +31,12 @@ _LIST_MARK = r"\s*(?:[0-9]+[.):]|[-*])?\s*"
 @stored_as("selfcest_training.evaluation.planner:Planner", roles="roles", rounds="rounds", workers="workers")
 @dataclass(frozen=True)
 class Planner(OrchestratedStrategy, Checked):
-    """Each round is a call of the planner and a call of its workers; a last call asks the planner for the answer.
+    """Each round is a call to the planner and a call to its workers. A last call asks the planner for the answer.
 
     A plan has lines `ROLE: PART`, or a line `done: ANSWER` that ends the planning.
 
     Attributes:
-        roles: the instruction of every role by its name, which has small letters only; `None`: `ROLES`.
+        roles: instruction of each role by its name, in small letters; `None` for `ROLES`.
         rounds: largest number of rounds.
         workers: largest number of workers in a round.
     """
@@ -70,12 +70,12 @@ class Planner(OrchestratedStrategy, Checked):
         return self.rounds * (1 + self.workers) + 1
 
     def next_action(self, task: str, keys: tuple[str, ...], calls: Sequence[JoinedCall]) -> Action:
-        # Calls alternate: one of the planner, one of its workers.
+        # Calls alternate: one to the planner, one to its workers.
         if len(calls) % 2 == 0:
             return self._ask_for_plan(task, calls)
         plan = calls[-1].replies[0]
         jobs = self.parse_jobs(plan)
-        # After the last round the planner was asked for the answer, so its jobs are ignored.
+        # After the last round the planner was asked for the answer, so jobs in its reply are ignored.
         if len(calls) > 2 * self.rounds or not jobs:
             return Answer(self.parse_answer(plan) or self.best_answer(calls) or NO_ANSWER)
         return make_call(*(f"{self.instructions[role]}\n{part}" for role, part in jobs), keys=keys)

@@ -101,7 +101,7 @@ class Playbook(Checked):
             if text and not is_repeated:
                 added += 1
                 bullet = Bullet(f"{addition.role}-{added}", text)
-                # The new bullet needs a place even where all others helped: otherwise it could never be tried.
+                # The new bullet displaces the worst one even if that has helped. Otherwise it would never be tried.
                 bullets[addition.role] = (*_keep_best(role_bullets, max_bullets - 1), bullet)
         root = _keep_best(bullets[Role.ROOT], max_bullets)
         clone = _keep_best(bullets[Role.CLONE], max_bullets)
@@ -157,7 +157,7 @@ def _normalize(text: str) -> str:
 
 
 def _keep_best(bullets: tuple[Bullet, ...], count: int) -> tuple[Bullet, ...]:
-    """Return `count` bullets without those of the lowest helpful - harmful; of equal ones the oldest goes first."""
+    """Return the `count` bullets with the largest helpful - harmful, in their order; of equal ones the newest."""
     by_value = sorted(range(len(bullets)), key=lambda i: (bullets[i].helpful - bullets[i].harmful, i))
     dropped = by_value[: max(0, len(bullets) - count)]
     return tuple(bullet for i, bullet in enumerate(bullets) if i not in dropped)
@@ -169,7 +169,7 @@ class WithPlaybook(Strategy, Checked):
     """The policy plays under the limits, with a playbook in its contexts.
 
     Attributes:
-        file: path of the playbook; empty: a playbook without bullets.
+        file: path of the playbook; empty for a playbook without bullets.
     """
 
     file: str = ""
@@ -247,12 +247,12 @@ class LearningStep:
     """The result of learning from one task.
 
     Attributes:
-        task_id: of the task.
-        playbook: after the step.
+        task_id: id of the task.
+        playbook: playbook after the step.
         correct: whether the task was solved with the playbook before the step.
         tokens: total tokens of the episode, the reflector and the curator.
-        displaced: number of bullets that were dropped, new ones included.
-        unread: `reflector` or `curator` if its answer could not be parsed; then it changed nothing.
+        displaced: number of dropped bullets, including new ones.
+        unread: `reflector` or `curator` if its answer could not be parsed. It then changed nothing.
     """
 
     task_id: str
@@ -274,13 +274,13 @@ class _InstructedAgent(Monolithic):
 
 
 @dataclass(frozen=True)
-class _LearningPlayer(Strategy):
-    """The policy with the playbook that is being learned."""
+class _LearningStrategy(Strategy):
+    """The policy plays with the playbook that is being learned."""
 
-    book: Playbook = Playbook()
+    playbook: Playbook = Playbook()
 
     def prompt_variant(self, context: PlayContext) -> AddNote:
-        return self.book.prompt_variant()
+        return self.playbook.prompt_variant()
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ class PlaybookLearner(Checked):
     def _learn_from(
         self, instance: Instance, playbook: Playbook, context: PlayContext, player: Player, reward: Reward
     ) -> LearningStep:
-        (episode,) = _LearningPlayer(playbook).play_once([instance], [context.limits], 0, context, player)
+        (episode,) = _LearningStrategy(playbook).play_once([instance], [context.limits], 0, context, player)
         correct = reward.grade(episode).correct
         observations: dict[str, object] = {"task": instance.task.prompt, "agents": _describe_agents(episode)}
         if self.gold != "none":
@@ -357,7 +357,7 @@ class PlaybookLearner(Checked):
         context: PlayContext,
         player: Player,
     ) -> EpisodeRecord:
-        """Play an episode of one agent whose task is JSON data and whose prompt says what to do with it."""
+        """Play an episode of one agent. Its task is the data as JSON, and its prompt has the instruction."""
         task = Task(f"{instance.task.task_id}.{sample}", json.dumps(data, ensure_ascii=False), "", "playbook")
         agent = _InstructedAgent(instruction=instruction)
         (record,) = agent.play_once([replace(instance, task=task)], [context.limits], sample, context, player)
@@ -365,7 +365,7 @@ class PlaybookLearner(Checked):
 
 
 def _describe_agents(record: EpisodeRecord) -> list[dict[str, object]]:
-    """Return what the reflector is told of each agent."""
+    """Return the description of each agent for the reflector."""
     agents: list[dict[str, object]] = []
     for agent in record.agents:
         texts = [turn.generation.text for turn in agent.turns]

@@ -63,8 +63,8 @@ class _TaskRollouts:
     """All rollouts of a task under the same limits.
 
     Attributes:
-        first_group: of the task.
-        episodes: of all its groups.
+        first_group: first group of the task.
+        episodes: episodes of all its groups.
     """
 
     first_group: EpisodeGroup

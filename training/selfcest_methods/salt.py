@@ -1,8 +1,8 @@
 """`salt` averages the advantages of equal steps in equal states within a group.
 
 Source: SALT (Li et al., arXiv 2510.20022), trajectories as a graph with shared steps. There a state is that of a text
-environment. Here it is what an agent was shown and did so far, and an action is what the game made of a turn.
-docs/methods.md has the rest.
+environment. Here a state is the past of an agent: its prompts, replies and actions. An action is the effect of a turn
+in the game. docs/methods.md has the rest.
 
     A_t = mean of A_u over the turns u of the group's episodes with (agent path, state, action) of t
 
@@ -73,7 +73,7 @@ class Salt(WrapperScheme):
 
     def _identify_steps(self, episode: EpisodeRecord, agent: AgentRecord) -> list[object]:
         """Return a hashable value for each turn of an agent; equal values are the same step."""
-        # Alternates: what the agent was shown before a turn, and the action of the turn.
+        # Alternates between the block that the agent was shown before a turn and the action of the turn.
         context: list[object] = []
         steps: list[object] = []
         for index, turn in enumerate(agent.turns):
@@ -82,7 +82,7 @@ class Salt(WrapperScheme):
             action = _describe_action(episode, agent, index)
             if self.options.thoughts:
                 action = (*action, turn.generation.text, turn.generation.token_ids)
-            # With a limited history only what was shown counts, and the actions between do not.
+            # The last entry is a block, so every second entry from the end is one. A limited history has no actions.
             state = context if self.options.history is None else context[-2 * self.options.history + 1 :: 2]
             steps.append((agent.agent_id, agent.objective, agent.shared_context, tuple(state), action))
             context.append(action)
@@ -90,7 +90,7 @@ class Salt(WrapperScheme):
 
 
 def _describe_action(episode: EpisodeRecord, agent: AgentRecord, index: int) -> tuple[object, ...]:
-    """Return what the game made of a turn."""
+    """Return the effect of a turn: outcome, calls, refusals, answer and documents."""
     facts = agent.turns[index].facts
     children = [episode.by_id[child] for child in facts.children]
     requests = tuple((clone.objective, clone.shared_context) for clone in children)

@@ -80,7 +80,7 @@ class FamilyProgress:
 
     Attributes:
         level: d, the current level, between two whole levels.
-        levels, accuracies: of the rounds since the family became active, the last `window` of them.
+        levels, accuracies: one for each round since the family became active, at most the last `window`.
     """
 
     level: float = 0.0
@@ -90,11 +90,11 @@ class FamilyProgress:
 
 @dataclass
 class ScalerState:
-    """What the sampler remembers.
+    """State of `Scaler`.
 
     Attributes:
         active: names of the active families.
-        progress: by the name of every family that was active.
+        progress: progress of each family that was ever active, by name.
     """
 
     active: list[str] = field(default_factory=list)
@@ -114,12 +114,14 @@ class ScalerOptions(Checked):
     """Options of `Scaler`.
 
     Attributes:
-        knobs: by the name of the family; a family without a knob has one level.
-        active: number of active families; `None`: all.
+        knobs: knob of each family by name; a family without a knob has one level.
+        active: number of active families; `None` for all.
         target: accuracy to hold.
-        gain: levels per unit of accuracy.
+        gain: change of the level per unit of accuracy.
         max_move: largest change of a level in a round.
-        stuck, saturated, window: numbers of rounds after which a family leaves, see the module.
+        stuck: number of rounds in a row without a right rollout after which a family leaves the active set.
+        saturated: number of rounds in a row at the highest level after which it leaves.
+        window: number of rounds without a rise of the level after which it leaves.
         term: reward term that is above 0 for a right episode.
     """
 
@@ -182,7 +184,7 @@ class Scaler(Stateful[ScalerState]):
     def _move_level(self, family: str, accuracies: Mapping[int, float]) -> None:
         """Move the level of a family by the accuracies of a round, which are by level."""
         progress = self._get_progress(family)
-        # Only the two levels around d have a weight. Others are of tasks that were proposed before d moved.
+        # Only the two levels around d have a weight. Tasks of other levels were proposed before d moved.
         weights = {level: max(0.0, 1 - abs(progress.level - level)) for level in accuracies}
         total = sum(weights.values())
         if not total:
@@ -196,7 +198,7 @@ class Scaler(Stateful[ScalerState]):
         progress.level = min(float(self._get_top(family)), max(0.0, progress.level + move))
 
     def _update_active(self, names: Sequence[str], rng: np.random.Generator) -> None:
-        """Fill the active set, and replace each learned or stuck family by one that rests, while there are any."""
+        """Fill the active set, and replace each learned or stuck family by a resting one, if there is any."""
         state = self.state
         count = len(names) if self.options.active is None else min(self.options.active, len(names))
         state.active = [name for name in state.active if name in names]

@@ -4,7 +4,7 @@ Source: V_0 (arXiv 2602.03584), a value at state zero in place of a group's mean
 and told of the policy by examples. Here a small regression is fitted again after every step. docs/methods.md has the
 rest.
 
-    A_k = R_k - V(task, budget);   V: ridge regression of returns on what is known of a task, fitted on earlier steps
+    A_k = R_k - V(task, budget);   V: ridge regression of returns on the features of a task, fitted on earlier steps
 
 Expected effect: groups of one learn, with a variance near that of `rloo`.
 """
@@ -35,13 +35,13 @@ from selfcest_training.families import Bucket
 
 
 class TaskFeatures(NamedTuple):
-    """What is known of a task before anybody acts.
+    """Features of a task that are known before its first turn.
 
     Attributes:
-        family: with the size in it if that is no number, as `family/size`.
-        size: 0 if it is no number.
-        documents: their number.
-        budget: in tokens; `None` if it is unlimited.
+        family: name of the family, or `family/size` if the size is not a number.
+        size: size of the task; 0 if it is not a number.
+        documents: number of documents.
+        budget: limit of total tokens; `None` if there is none.
     """
 
     family: str
@@ -63,12 +63,12 @@ def get_task_features(task: Task, limits: Limits) -> TaskFeatures:
 class TaskValue:
     """A regression of a target, such as the return, on the features of tasks.
 
-    The columns are 1, log(1 + documents), log(1 + budget), whether the budget is unlimited, and for each family 1 and
-    log(1 + size) less its mean over the rollouts of the family. So a family that was not seen gets the mean of the
-    families, each at its own mean size.
+    The columns are 1, log(1 + documents), log(1 + budget), whether the budget is unlimited, and two for each family: 1,
+    and log(1 + size) less its mean over the rollouts of the family. The prediction for an unseen family is therefore
+    that of an average family at its mean size.
 
-    It is fitted on the means of tasks with equal features, weighted by their rollouts. It is solved again at each fit,
-    so there is no learning rate, and the order of examples does not matter.
+    The regression is fitted on the means of tasks with equal features, weighted by their rollouts. It is solved in full
+    at each fit, so there is no learning rate, and the order of examples does not matter.
 
     Attributes:
         decay: weight of a step's rollouts at the next step.

@@ -1,4 +1,4 @@
-"""The step that schemes share which train on some turns of a group only."""
+"""A helper of credit schemes that train on some turns of a group only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def select_turns(
     Args:
         credit: the credit that is changed; its weights and diagnostics stay.
         group: the group of this credit.
-        advantage: of the turns that train.
-        diagnostics: added to those of the credit.
+        advantage: advantages of the turns that train.
+        diagnostics: diagnostics in addition to those of the credit.
     """
     excluded: set[TurnKey] = set()
     for episode in group.episodes:

@@ -26,7 +26,7 @@ class TurnLimit(Strategy, Checked):
 
     Attributes:
         turns: largest number of turns of an agent.
-        reminders: whether the number that is left is told after every turn; without it only the prompt has the number.
+        reminders: whether every turn is followed by the number of turns left; if not, only the prompt has a number.
     """
 
     turns: Count = 4

@@ -48,10 +48,10 @@ class V0Router(Strategy, Checked):
     """A strategy that hands each task to one of several strategies.
 
     Attributes:
-        history: path of the `results.jsonl` of an earlier study; empty: no history.
-        strategies: by their labels in the history, each with its `name` and `options`; `None`: `monolithic` and
+        history: path of the `results.jsonl` of an earlier study; empty for no history.
+        strategies: name and options of each strategy by its label in the history; `None` for `monolithic` and
             `delegate`.
-        cost: name of the cost that has a price.
+        cost: name of the cost that is subtracted from the accuracy.
         price: accuracy that a thousand units of the cost are worth.
         ridge: penalty of the regressions, in instances.
     """
@@ -77,7 +77,7 @@ class V0Router(Strategy, Checked):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        # Pairs and no mapping, because the order counts: of equal strategies the first one plays.
+        # Pairs instead of a mapping, because the order matters: of equally good strategies the first one plays.
         inner_recipes = [[label, strategy.recipe] for label, strategy in self.inner.items()]
         return {**super().recipe, "history": self._digest, "strategies": inner_recipes}
 
@@ -110,13 +110,13 @@ class V0Router(Strategy, Checked):
         return [episodes_by_position[i] for i in range(len(instances))]
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
-        return self._get_player(episodes).choose(episodes, grades)
+        return self._find_strategy(episodes).choose(episodes, grades)
 
     def waited(self, episodes: Episodes) -> bool:
-        return self._get_player(episodes).waited(episodes)
+        return self._find_strategy(episodes).waited(episodes)
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return self._get_player(episodes).executed(episodes)
+        return self._find_strategy(episodes).executed(episodes)
 
     def route(self, task: Task, limits: Limits) -> str:
         """Return the label of the strategy that plays a task; of equally good ones the first.
@@ -149,14 +149,14 @@ class V0Router(Strategy, Checked):
         accuracy, units = self.predict(label, task, limits)
         return accuracy - self.price * units / 1000
 
-    def _get_player(self, episodes: Episodes) -> Strategy:
+    def _find_strategy(self, episodes: Episodes) -> Strategy:
         """Return the strategy that played these episodes of a task."""
         # The first episode had the limits of the whole strategy, as the task had when it was routed.
         return self.inner[self.route(episodes[0].task, episodes[0].limits)]
 
     @cached_property
     def inner(self) -> Mapping[str, Strategy]:
-        """The strategies by label."""
+        """The strategies to choose from, by label."""
         specs = _DEFAULT_STRATEGIES if self.strategies is None else self.strategies
         return {label: make_strategy(spec.name, spec.options, f"strategies.{label}") for label, spec in specs.items()}
 
@@ -221,7 +221,7 @@ class V0Router(Strategy, Checked):
 
 @dataclass(frozen=True)
 class _HistoryModel:
-    """The regressions by label, and the ids of all tasks of the history."""
+    """Regressions of accuracy and cost by label, and the ids of all tasks of the history."""
 
     accuracy: dict[str, TaskValue]
     cost: dict[str, TaskValue]

@@ -2,10 +2,9 @@
 
     V(x) = mean R + w (x - mean x) / std x,   w = argmin mean (R - V(x))^2 + ridge |w|^2
 
-All means are over the turns it was fitted on, and each call of `fit` multiplies the weight of earlier turns by `decay`,
-so that the head follows hidden states that move with the weights of the policy. It is solved in closed form. There is
-no learning rate and no second optimiser, and the policy gets no gradient from it. It keeps D x D numbers for D = 2H
-features.
+All means are over the turns of all fits. Each call of `fit` multiplies the weight of earlier turns by `decay`, because
+hidden states move with the weights of the policy. The head is solved in closed form, so it has no learning rate and no
+optimiser, and the policy gets no gradient from it. It keeps D x D numbers for D = 2H features.
 """
 
 from __future__ import annotations
