@@ -178,7 +178,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
         assert (page.parent / f"study_{cost}.png").read_bytes().startswith(b"\x89PNG")
     header, *lines = (folder / "results.csv").read_text(encoding="utf-8").splitlines()
     assert header.startswith(
-        "family,size,shift,budget,strategy,instances,accuracy,accuracy_low,accuracy_high,total_tokens"
+        "family,size,shift,pooled,budget,strategy,instances,seeds,accuracy,accuracy_low,accuracy_high,total_tokens"
     )
     assert len(lines) == 2 * (4 + 5)
 

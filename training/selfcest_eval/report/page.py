@@ -30,6 +30,7 @@ from selfcest_eval.report.learning import (
 )
 from selfcest_eval.report.pathologies import MEANINGS, Occurrence
 from selfcest_eval.report.sources import Source
+from selfcest_eval.report.study_report import write_results
 from selfcest_eval.report.tables import interval_heads, write_csv
 from selfcest_eval.report.verdict import SourceReport
 from selfcest_eval.stats.decision_table import MEANING, FamilyDecisions
@@ -320,7 +321,7 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
         for cost in source.settings.compared:
             paths = add_pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}")
             draw_frontiers(rows.of_cells, rows.of_families, source.settings.labels, cost, paths)
-        _write_results(data["rows"], source.settings.costs, add_path("results.csv"))
+        write_results(rows, source.settings, add_path("results.csv"))
     if data["delegation"]:
         draw_delegation(data["delegation"], add_pictures("delegation"))
         _write_delegation(data["delegation"], add_path("delegation.csv"))
@@ -329,15 +330,6 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
     if data["pathologies"]:
         _write_pathologies(data["pathologies"], add_path("pathologies.csv"))
     return written
-
-
-def _write_results(rows: Sequence[Mapping[str, Any]], costs: Sequence[str], path: Path) -> None:
-    keys = ["family", "size", "out", "pooled", "budget", "strategy", "instances", "seeds"]
-    lines = []
-    for row in rows:
-        intervals = [row["accuracy"], *(row["costs"].get(cost) for cost in costs)]
-        lines.append([*(row[key] for key in keys), *_interval_columns(intervals)])
-    write_csv(path, [*keys, *interval_heads(["accuracy", *costs])], lines)
 
 
 def _write_delegation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

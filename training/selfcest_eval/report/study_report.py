@@ -14,7 +14,7 @@ from selfcest_eval.play.costs import WALL, cost_name
 from selfcest_eval.play.results import ENDINGS, SCORES
 from selfcest_eval.report import words
 from selfcest_eval.report.figures import draw_frontiers
-from selfcest_eval.report.findings import PairedComparison, analyze, compare_cells
+from selfcest_eval.report.findings import PairedComparison, ReportRows, analyze, compare_cells
 from selfcest_eval.report.settings import AnalysisSettings, headline
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import format_markdown_table, interval_fields, interval_heads, write_csv
@@ -161,8 +161,10 @@ def _size(curves: Curves) -> str:
     return curves.size + (" (out of distribution)" if curves.shift == "out" else "")
 
 
-def write_results(rows: Sequence[TableRow], settings: AnalysisSettings, path: Path) -> None:
+def write_results(rows: ReportRows, settings: AnalysisSettings, path: Path) -> None:
     """Write every row as a CSV file, with means and both ends of every interval.
+
+    `pooled` rows are of a whole family, with all its sizes together.
 
     Wall-clock time has no interval, since it is measured by batch. Missing numbers are empty fields: costs where no
     prompt fitted, scores that say nothing of the cell, a script. `floors` counts the answers that the grader gave a
@@ -172,9 +174,10 @@ def write_results(rows: Sequence[TableRow], settings: AnalysisSettings, path: Pa
     """
     # The first style of a strategy has the columns without a style in their names.
     other_styles: dict[Style, None] = {}
-    for row in rows:
+    labelled_rows = [*((row, False) for row in rows.of_cells), *((row, True) for row in rows.of_families)]
+    for row, _ in labelled_rows:
         other_styles |= dict.fromkeys([*row.point.perfect_execution][1:])
-    heads = ["family", "size", "shift", "budget", "strategy", "instances"]
+    heads = ["family", "size", "shift", "pooled", "budget", "strategy", "instances", "seeds"]
     heads += interval_heads(["accuracy", *settings.costs])
     heads += [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
     heads += interval_heads(["script_executed", *SCORES])
@@ -183,10 +186,10 @@ def write_results(rows: Sequence[TableRow], settings: AnalysisSettings, path: Pa
     for style in other_styles:
         heads += [f"perfect_execution_{style}_{cost}" for cost in settings.costs]
     lines: list[list[object]] = []
-    for row in rows:
+    for row, pooled in labelled_rows:
         curves = row.curves
-        fields: list[object] = [curves.family, curves.size, curves.shift, row.point.budget]
-        fields += [settings.labels[row.strategy], len(curves.task_ids)]
+        fields: list[object] = [curves.family, curves.size, curves.shift, pooled, row.point.budget]
+        fields += [settings.labels[row.strategy], len(curves.task_ids), len(curves.seeds)]
         fields += interval_fields([row.accuracy, *(row.costs.get(cost) for cost in settings.costs)])
         fields += [interval_fields([row.costs.get(WALL)])[0], sum(row.point.notes.values())]
         fields += [row.point.endings.get(status, 0) for status in ENDINGS]
@@ -373,7 +376,7 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
     text = "\n\n".join(part.strip() for part in parts if part) + "\n"
 
     write_text(folder / "table.md", text)
-    write_results(rows.of_cells, settings, folder / "results.csv")
+    write_results(ReportRows(rows.of_cells, ()), settings, folder / "results.csv")
     for cost in (*settings.compared, WALL) if plots is None else plots:
         draw_frontiers(rows.of_cells, rows.of_families, settings.labels, cost, [folder / plot_name(cost)])
     lines = [f"warning: {line}" for line in warnings]
