@@ -327,7 +327,7 @@ def test_a_renamed_key_has_its_own_meaning_elsewhere() -> None:
 
 
 def test_an_index_of_thousands_of_digits_leads_nowhere() -> None:
-    with pytest.raises(ConfigError, match=r"leads nowhere in a list of 1$") as caught:
+    with pytest.raises(ConfigError, match=r"is no position in a list of 1$") as caught:
         apply_override({"seeds": [0]}, f"seeds.{'7' * 5000}=1")
     assert len(str(caught.value)) < 400
 

@@ -405,5 +405,5 @@ def _index(override: str, node: Any, key: str) -> int:
     """Parse the position of a list in the path of an override, as in `phases.0.tokens`."""
     if not isinstance(node, list) or not key.isdecimal() or len(key) > 9 or int(key) >= len(node):
         length = f"a list of {len(node)}" if isinstance(node, list) else format_value(node)
-        raise ConfigError(f"override {format_value(override)}: {format_value(key)} leads nowhere in {length}")
+        raise ConfigError(f"override {format_value(override)}: {format_value(key)} is no position in {length}")
     return int(key)

@@ -228,7 +228,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
     try:
         signed = json.loads(file.read_bytes())
         if digest(json.dumps(signed["contents"])) != signed["sha256"]:
-            raise RecordError("its digest is another")
+            raise RecordError("its digest does not match")
         contents = by_field(CheckpointManifest, signed["contents"])
         return structure(contents, CheckpointManifest, place="manifest", error=RecordError)
     except (ValueError, TypeError, KeyError) as error:
