@@ -4,5 +4,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("selfcest")
-except PackageNotFoundError:  # on the path, as in a checkout, and not installed
+except PackageNotFoundError:  # imported from a checkout, and not installed
     __version__ = "0+unknown"

@@ -1,4 +1,4 @@
-"""The AEC view of both faces: PettingZoo's conversion, with errors that say what is wrong."""
+"""The AEC API of both games: PettingZoo's conversion, with clear errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DelegationAEC(parallel_to_aec_wrapper):  # type: ignore[misc, unused-ignor
         """Take the action of `agent_selection`: `None` if it has ended.
 
         Raises:
-            GameError: no episode is being played, the agent has ended, or the action is none of this game.
+            GameError: no episode is running, the agent has ended, or the action is invalid.
         """
         self._check_playing()
         agent = self.agent_selection
@@ -32,7 +32,7 @@ class DelegationAEC(parallel_to_aec_wrapper):  # type: ignore[misc, unused-ignor
         super().step(action)
 
     def observe(self, agent: str) -> Any:
-        self._check_playing()  # PettingZoo's wrappers build their `last` on this
+        self._check_playing()  # here too, because the `last` of PettingZoo's wrappers calls `observe`
         check_agent(agent, self.possible_agents)
         if agent not in self._observations:
             raise GameError(f"{agent} is not in the game now; expected one of {', '.join(self._observations)}")

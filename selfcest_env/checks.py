@@ -1,4 +1,4 @@
-"""What `reset`, `step` and the spaces of both faces refuse, in one line that names what was found and what to pass."""
+"""Checks of the arguments of `reset`, `step` and the spaces, for the text game and the symbolic game."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
 # Delegation
 
-A root agent gets a task and a hard budget of tokens. At each of its turns it may answer, or start clones of itself that
-work in parallel, each in a fresh, short context; their replies come back as one message. One reward for the whole team.
+A root agent gets a task and a hard budget of tokens. In each of its turns it may answer, or start clones of itself that
+work in parallel, each in a fresh, short context. Their replies come back as one message. The team has one reward.
 
 | Creation           | `make("parallel", "selfcest/delegation-v0")` or `delegation_v0.parallel_env()`             |
 |--------------------|--------------------------------------------------------------------------------------------|
@@ -18,49 +18,48 @@ work in parallel, each in a fresh, short context; their replies come back as one
 | State Shape        | (6 + 10 * number of possible agents,)                                                      |
 | State Values       | [0, 1]                                                                                     |
 
-This is a finite Dec-POMDP: agents share their weights, if their trainer wants that, and nothing else. In a joint step
-every agent whose turn is open plays it. An agent that waits for its clones **stays in `agents`**; its only legal action
-is the no-op: any text (or none) is ignored and costs nothing. Clones born of a step act from the next step on. The game
-itself is deterministic: tasks are drawn from a stream keyed by (seed, episode), and the order of agents within a joint
-step cannot matter, because every agent spends only an account of its own.
+The game is a finite Dec-POMDP. In a joint step every agent whose turn is open plays it. An agent that waits for its
+clones **stays in `agents`**, and its action is ignored and costs nothing. Clones that are born in a step act from the
+next step on. The game itself is deterministic: tasks are drawn from a stream keyed by (seed, episode). The order of
+agents within a joint step does not matter, because every agent spends only its own account.
 
 ### Observation Space
 
-`text` is the agent's transcript and nothing else: each message follows a line `<|system|>`, `<|user|>`,
-`<|assistant|>` or `<|tool|>`. No text that an agent or a task wrote can contain such a line, or any marker of a chat
-template (`selfcest_env.text.markers`): its `<|` is shown as `‹|`, and priced so. An agent's own calls stay as they are.
-Nothing is ever cut: the longest transcript follows from the limits, `max_chars` and `max_task_chars`, and a task longer
-than `max_task_chars` is refused at `reset`. `observation` concerns the agent's own account and turn alone:
+`text` is the agent's transcript. Each message follows a line `<|system|>`, `<|user|>`, `<|assistant|>` or `<|tool|>`.
+Texts of agents and tasks cannot contain such a line, or any marker of a chat template (`selfcest_env.text.markers`):
+their `<|` is shown and priced as `‹|`. An agent's own calls stay as they are. No text is ever cut: the longest
+transcript follows from the limits, `max_chars` and `max_task_chars`, and `reset` refuses a task that is longer than
+`max_task_chars`. `observation` concerns only the agent's own account and turn:
 
 | Index | Name           | Meaning                                                              |
 |-------|----------------|----------------------------------------------------------------------|
-| 0     | can_act        | its turn is open: the text of this step counts                       |
+| 0     | can_act        | its turn is open, so its text in this step counts                    |
 | 1     | waiting        | it waits for its clones                                              |
-| 2     | is_root        |                                                                      |
-| 3     | depth          | of `max_depth`                                                       |
-| 4     | turns          | played, of `max_turns`                                               |
+| 2     | is_root        | it is the root                                                       |
+| 3     | depth          | its depth, divided by `max_depth`                                    |
+| 4     | turns          | turns played, divided by `max_turns`                                 |
 | 5     | can_delegate   | a call could be granted now                                          |
 | 6     | can_read       | a document could be read now                                         |
-| 7     | is_last        | anything but an answer ends it                                       |
-| 8     | tokens_left    | of its own grant                                                     |
-| 9     | grant          | of `total_tokens`                                                    |
-| 10    | generated_left | of `generated_tokens`                                                |
-| 11    | clones_left    | it may still start, of `max_clones`                                  |
-| 12    | max_new_tokens | granted for this turn, of `turn_tokens`                              |
-| 13    | context        | filled, of `context_tokens`                                          |
-| 14    | faults         | its turns and objectives that led to nothing, as n / (n + 1)         |
+| 7     | is_last        | any action but an answer ends it                                     |
+| 8     | tokens_left    | tokens left, divided by its own grant                                |
+| 9     | grant          | its grant, divided by `total_tokens`                                 |
+| 10    | generated_left | generated tokens left, divided by `generated_tokens`                 |
+| 11    | clones_left    | clones that it may still start, divided by `max_clones`              |
+| 12    | max_new_tokens | the grant of this turn, divided by `turn_tokens`                     |
+| 13    | context        | tokens in its context, divided by `context_tokens`                   |
+| 14    | faults         | its n turns and objectives without effect, as n / (n + 1)            |
 
-What is left reads 1 where nothing limits it; a count without a limit rises from 0 towards 1. There is no `action_mask`.
+An amount left is 1 without a limit. A count without a limit rises from 0 towards 1. There is no `action_mask`.
 
 ### Action Space
 
 Any text. `HermesProtocol` reads `Answer: 42` as an answer and
 `<tool_call>{"name": "spawn_clone", "arguments": {"objectives": ["..."], "shared_context": ["key"]}}</tool_call>` as a
-call. Everything else, the empty text and a missing action included, is a malformed turn: it costs its tokens and a
-turn, and one line tells the agent why. A text with more tokens than `max_new_tokens`, or with more than `max_chars`
-characters, is charged the whole grant and dropped. No text raises (but `env()` asserts the length, as PettingZoo does).
-An action that is neither a text nor `None`, a name that is no possible agent, and actions that are no mapping raise.
-`action_space(agent).sample()` gives printable ASCII, which is practically never a call: random play does not delegate.
+call. Any other text, also an empty one or a missing action, is a malformed turn: it costs its tokens and a turn, and
+one line tells the agent why. A text with more tokens than `max_new_tokens`, or with more than `max_chars` characters,
+is charged the whole grant and dropped. No text raises an error (but `env()` asserts the length, as PettingZoo does).
+These raise: an action that is neither a text nor `None`, an unknown name, and actions that are no mapping.
+`action_space(agent).sample()` is printable ASCII, which is practically never a call, so random play does not delegate.
 
 ### Rewards
 
@@ -70,20 +69,21 @@ An action that is neither a text nor `None`, a name that is no possible agent, a
 | the root ends             | sum of the terms of `reward(record)`, the same to all |
 | truncated by `max_cycles` | 0                                                     |
 
-By default 1 if the root's answer, stripped, is the task's answer or an alias, else 0. The sum over agents is the team
-reward times the number of live agents. In the population `dynamic` clones have left when the reward arrives: learn from
-`env.unwrapped.team_return` or `record()`, not from sums per agent. A reward that raises or is not finite stops the run.
+The default reward is 1 if the root's answer, stripped, is the task's answer or an alias, else 0. The sum over agents is
+the team reward times the number of live agents. In the population `dynamic` clones have left when the reward arrives,
+so learn from `env.unwrapped.team_return` or `record()`, not from sums per agent. A reward that raises or is not finite
+stops the run.
 
 ### Termination and truncation
 
-An episode terminates when the root ends: it answered, or its turns or tokens are used up. Budgets are part of the game,
-so running out of them is *termination*. Only `max_cycles` truncates; a truncated game is unfinished and has no record.
+An episode terminates when the root ends: it has answered, or its turns or tokens are used up. Budgets are part of the
+game, so running out of them is *termination*. Only `max_cycles` truncates. A truncated game has no record.
 
 | Population          | In `agents`                                                    |
 |---------------------|----------------------------------------------------------------|
 | `dynamic` (default) | from birth until the agent itself ends                         |
 | `persistent`        | from birth until the episode ends                              |
-| `fixed`             | all possible agents always; unborn and ended ones can only wait |
+| `fixed`             | all possible agents; unborn and ended ones can only wait       |
 
 ### Infos
 
@@ -95,16 +95,16 @@ for unlimited, as in `tokens_left`), `faults`.
 
 * `task_source`: an object with `draw(rng) -> Task`, or the name of a source in `selfcest_env.tasks`.
 * `source_options`: options of a source given by name.
-* `limits`: budgets and shape of the tree; `max_clones` must be finite.
+* `limits`: limits on tokens and on the tree; `max_clones` must be finite.
 * `population`: "dynamic", "persistent" or "fixed".
 * `reward`: a preset of `selfcest_env.reward.make_reward` by name, a `Reward`, or a callable from a finished
   `EpisodeRecord` to its named terms; their sum is the team reward.
-* `protocol`: how calls and answers are written: "hermes", "terse" or a `PromptFormat`.
-* `counter`: what a token is: "words", "bytes" or a `TokenCounter`.
+* `protocol`: format of calls and answers: "hermes", "terse" or a `PromptFormat`.
+* `counter`: counter of tokens: "words", "bytes" or a `TokenCounter`.
 * `max_cycles`: joint steps before truncation; `None` never truncates, and the limits end every game.
-* `max_chars`: characters of one action.
-* `max_task_chars`: characters of a task's prompt and documents, some overhead per document included.
-* `order`: for tests: in which order the ready agents of a joint step are played. The record cannot depend on it.
+* `max_chars`: most characters of one action.
+* `max_task_chars`: most characters of a task's prompt and documents, with some overhead per document.
+* `order`: for tests, the order in which the ready agents of a joint step play. The record does not depend on it.
 * `render_mode`: "human" (a window, or printed text, after every step), "ansi", "rgb_array" or `None`.
 
 ### Usage
@@ -155,20 +155,20 @@ parallel_env = DelegationEnv
 
 
 def raw_env(*args: Any, **kwargs: Any) -> Any:
-    """The game as an AEC environment, derived from `parallel_env`; texts of any length may be stepped."""
+    """Return the game as an AEC environment, derived from `parallel_env`. It accepts texts of any length."""
     return wrappers.OrderEnforcingWrapper(DelegationAEC(parallel_env(*args, **kwargs)))
 
 
 def env(*args: Any, **kwargs: Any) -> Any:
-    """`raw_env` with PettingZoo's guards: actions must lie in their space, calls must come in order.
+    """Return `raw_env` with PettingZoo's guards: actions must lie in their space, and calls must come in order.
 
-    An action outside its space, `None` of a living agent too, is the guard's `AssertionError`, not this game's error.
+    An action outside of its space, also `None` of a live agent, raises the guard's `AssertionError`.
     """
     return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(*args, **kwargs)))
 
 
 def _register() -> None:
-    """Put the game into PettingZoo's registries, where the version has them (1.27 and later)."""
+    """Register the game with PettingZoo 1.27 or later."""
     register = getattr(pettingzoo, "register", None)
     if register is not None:
         register("aec", "selfcest/delegation-v0", entry_point="selfcest_env.delegation_v0:env")

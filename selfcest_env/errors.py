@@ -1,7 +1,7 @@
-"""Every error this project raises on purpose.
+"""The errors of this project, and functions that write messages.
 
-Each is a `SelfcestError` and also the builtin it specialises, so callers may catch either.
-A message says what was found, what was expected, and what to do.
+Each error is a `SelfcestError` and also the builtin that it specialises, so callers can catch either. A message names
+the value that was found, the expected one, and a remedy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class SelfcestError(Exception):
 
 
 class ConfigError(SelfcestError, ValueError):
-    """A configuration value that cannot be right."""
+    """A configuration value that is impossible."""
 
 
 class BudgetError(SelfcestError, ValueError):
@@ -25,15 +25,15 @@ class BudgetError(SelfcestError, ValueError):
 
 
 class GameError(SelfcestError, ValueError):
-    """A step the game cannot take: an unknown agent, an agent whose turn it is not."""
+    """A step that the game cannot take, for example of an unknown agent or of one that cannot act."""
 
 
 class RecordError(SelfcestError, ValueError):
-    """A stored record that does not say what a record must say."""
+    """A record that is incomplete, inconsistent or of an unknown format."""
 
 
 class RewardError(SelfcestError, ValueError):
-    """A reward term or grader that raised, or returned something that is no finite number."""
+    """A reward term or grader that raised, or whose result is no finite number."""
 
 
 class CreditError(SelfcestError, ValueError):
@@ -41,24 +41,24 @@ class CreditError(SelfcestError, ValueError):
 
 
 class PolicyError(SelfcestError, RuntimeError):
-    """A policy or engine that answered something impossible."""
+    """A policy or engine that returned an impossible result."""
 
 
 class InfrastructureError(SelfcestError, RuntimeError):
-    """A fault of a server, a network or a machine: nobody's answer, and never a reward. Another try may go better."""
+    """A fault of a server, a network or a machine. It is no answer and gives no reward; a retry may succeed."""
 
 
 class TrainingError(SelfcestError, RuntimeError):
-    """Training that cannot go on: a gradient that is not finite, or a sampler and a learner that disagree."""
+    """Training that cannot continue: a gradient is not finite, or a sampler and a learner disagree."""
 
 
 class StoppedError(SelfcestError, RuntimeError):
-    """Work that something outside it has stopped, as a full disk or a signal. The same command with `--resume` goes on.
+    """Work that was stopped from outside, by a full disk or a signal. The same command with `--resume` continues it.
 
     The command line ends with exit code 3, or 128 + the signal's number, and with 2 for every other `SelfcestError`.
 
     Attributes:
-        signal_number: of the signal that this process was sent; `None`: it was none.
+        signal_number: number of the signal that this process received; `None` for any other cause.
     """
 
     signal_number: int | None = None
@@ -69,19 +69,19 @@ class PlugInError(SelfcestError, ImportError):
 
 
 class TaskError(SelfcestError, ValueError):
-    """A task source that cannot draw what it was asked for."""
+    """A task source that cannot draw a task with its options."""
 
 
 class DataError(TaskError):
-    """A data file that is missing, broken, or not in the format that its source reads."""
+    """A data file that is missing, broken, or in a format that its source does not read."""
 
 
 class WorkerError(SelfcestError, RuntimeError):
-    """A worker process that cannot be started, or lacks what it needs."""
+    """A worker process that cannot start or work."""
 
 
 def signal_name(number: int) -> str:
-    """A signal in words, as "signal 15 (SIGTERM)"."""
+    """Return a signal as text, for example "signal 15 (SIGTERM)"."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:  # real-time signals have no name
@@ -89,7 +89,7 @@ def signal_name(number: int) -> str:
 
 
 def exit_cause(code: int | None) -> str:
-    """How a process ended, by its exit code as Python has it: below 0 is minus the number of a signal."""
+    """Describe the end of a process from its exit code, which is minus the number of the signal that killed it."""
     if code is None:
         return "ended, and its exit code is unknown"
     if code >= 0:
@@ -116,12 +116,12 @@ def install_hint(extra: str) -> str:
 
 
 def is_integer_within(value: object, low: int, high: int) -> bool:
-    """Whether `value` is a whole number from `low` to `high`; a bool is none."""
+    """Return whether a value is a whole number from `low` to `high`. A bool is none."""
     return not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high
 
 
 def check_integer(name: str, value: object, low: int, high: int, why: str = "") -> None:
-    """Raise `ConfigError` unless `value` is a whole number from `low` to `high`; `why` says what `low` is."""
+    """Raise `ConfigError` unless a value is a whole number from `low` to `high`; `why` explains `low`."""
     if not is_integer_within(value, low, high):
         reason = f" ({low} is {why})" if why else ""
         raise ConfigError(f"{name} is {value!r}; expected a whole number from {low} to {high}{reason}")

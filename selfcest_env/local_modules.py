@@ -1,7 +1,7 @@
 """Imports from the user's working directory: only the plug-ins that the user names, and the modules that these import.
 
-The directory is never on `sys.path`. There, every optional module that a library probes for (`brotli`, `dill`) would be
-taken from a folder that a stranger may have filled. See SECURITY.md for the limits.
+The directory is never on `sys.path`, because libraries probe for optional modules (`brotli`, `dill`), and Python would
+then import them from a folder with files of strangers. See SECURITY.md for the limits.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-VARIABLE = "SELFCEST_LOCAL_MODULES"  # "NAME,NAME:FOLDER", for processes that this one starts
+VARIABLE = "SELFCEST_LOCAL_MODULES"  # "NAME,NAME:FOLDER", for child processes
 
 
 class LocalModules:
     """A finder for `sys.meta_path` of top-level modules in one folder.
 
-    It finds a module that the user has named, and a module whose `import` stands in a module that it has found. To an
-    import by a library it finds nothing. Submodules need no finder: Python looks for them in their package.
+    It finds modules that the user has named, and modules that a found module imports. It finds nothing for imports by
+    libraries. Submodules need no finder, because Python searches their package.
 
     Args:
-        folder: where the modules are.
-        names: modules that may be imported from there by any importer.
+        folder: the folder of the modules.
+        names: modules that any module may import from the folder.
 
     Attributes:
-        found: the modules found so far, which other processes may have to import when they unpickle.
+        found: the modules found so far, which child processes may need for unpickling.
     """
 
     def __init__(self, folder: str, names: Iterable[str] = ()) -> None:
@@ -35,11 +35,11 @@ class LocalModules:
         self._names = set(names)
 
     def allow(self, name: str) -> None:
-        """From now on, find this top-level module for any importer."""
+        """Let any module import this top-level module from the folder."""
         self._names.add(name)
 
     def look_up(self, name: str) -> ModuleSpec | None:
-        """The spec of a top-level module of the folder, whether or not it may be imported. Nothing is imported."""
+        """Return the spec of a top-level module of the folder, allowed or not. Nothing is imported."""
         return PathFinder.find_spec(name, [self.folder])
 
     def find_spec(
@@ -55,15 +55,15 @@ class LocalModules:
         return spec
 
     def publish(self) -> None:
-        """Tell the processes that this one will start which modules they may import from the folder."""
+        """Pass the found modules on to child processes."""
         os.environ[VARIABLE] = f"{','.join(sorted(self.found))}:{self.folder}"
 
 
 def search_folder(folder: str, names: Iterable[str] = ()) -> None:
-    """Find plug-ins in a folder, after all that is installed, here and in the processes that this one starts.
+    """Search a folder for plug-ins, after all installed modules, in this process and in its children.
 
-    Python processes that this one starts do not put their working directory on `sys.path` either. By default, those of
-    `multiprocessing` do so until they have read what to do, and it comes before the standard library.
+    Child processes do not put their working directory on `sys.path` either (`PYTHONSAFEPATH`). By default those of
+    `multiprocessing` do until they have unpickled their work, in front of the standard library.
     """
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, LocalModules)]
     finder = LocalModules(folder, names)
@@ -74,17 +74,17 @@ def search_folder(folder: str, names: Iterable[str] = ()) -> None:
 
 
 def local_modules() -> LocalModules | None:
-    """The finder of this process, if a folder is searched for plug-ins."""
+    """Return the finder of this process, or `None` if no folder is searched."""
     return next((finder for finder in sys.meta_path if isinstance(finder, LocalModules)), None)
 
 
 def child_environment() -> dict[str, str]:
-    """The environment variables by which a process on another machine searches the same folder."""
+    """Return the environment variables that make a process on another machine search the same folder."""
     return {name: os.environ[name] for name in (VARIABLE, "PYTHONSAFEPATH") if local_modules() and name in os.environ}
 
 
 def _importer() -> str:
-    """The top-level name of the module whose code is importing: that of the first frame outside of `importlib`."""
+    """Return the top-level name of the importing module, which is that of the first frame outside of `importlib`."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -94,6 +94,6 @@ def _importer() -> str:
     return ""
 
 
-if VARIABLE in os.environ:  # a process that one with a searched folder has started
+if VARIABLE in os.environ:  # a child of a process that searches a folder
     _names, _, _folder = os.environ[VARIABLE].partition(":")
     search_folder(_folder, filter(None, _names.split(",")))

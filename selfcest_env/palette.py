@@ -1,7 +1,7 @@
-"""The colours of every picture of this project, each once: of the environment's images, the pages and their figures.
+"""The colours of the environment's images, of the HTML pages and of their figures.
 
-A colour means one thing wherever it stands, and no meaning hangs on colour alone: marks, numbers or words say it too.
-Positive and negative are blue and orange, states differ in lightness too, for those who see red and green alike.
+A colour has the same meaning everywhere, and a mark, number or word always repeats the meaning. For colour-blind
+readers positive and negative are blue and orange, and statuses also differ in lightness.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from selfcest_env.types import Status
 
 
 class Tone(NamedTuple):
-    """One colour on light and on dark ground, each as `#rrggbb`."""
+    """One colour on a light and on a dark background, each as `#rrggbb`."""
 
     light: str
     dark: str
 
     @property
     def rgb(self) -> tuple[int, int, int]:
-        """As an image on light ground has it."""
+        """Red, green and blue on a light background, from 0 to 255."""
         return int(self.light[1:3], 16), int(self.light[3:5], 16), int(self.light[5:], 16)
 
 
-# Ground and text. Texts in `INK` and `MUTED` have a contrast of at least 4.5 on all three grounds and on all fills.
+# Backgrounds and text. `INK` and `MUTED` have a contrast of at least 4.5 on all three backgrounds and on all fills.
 PAGE = Tone("#fafaf7", "#14161b")
 SURFACE = Tone("#ffffff", "#1c1f26")
 SUNKEN = Tone("#f0f0ec", "#0f1115")
@@ -34,12 +34,12 @@ LINE = Tone("#d8d9d6", "#363b46")
 EDGE = Tone("#828792", "#6d7482")
 ACCENT = Tone("#0a5aa8", "#85bcff")
 
-# Who speaks. What the environment wrote is `MUTED`.
+# Authors of texts. Texts of the environment are `MUTED`.
 ROOT = Tone("#5a46a0", "#b9a9f7")
 CLONE = Tone("#0c6c80", "#63cbe0")
 GENERATED = Tone("#e3ecfb", "#1d3152")
 
-# How an agent stands: fills, with `INK` on them.
+# Statuses of agents, as fills behind `INK`.
 READY = Tone("#ffd968", "#675012")
 WAITING = Tone("#a9c9f2", "#274b78")
 ANSWERED = Tone("#93d6b8", "#1c5c47")
@@ -55,13 +55,13 @@ STATUS = MappingProxyType(
     }
 )
 
-# Where the tokens of an account are.
+# Parts of an account.
 SPENT = Tone("#48505f", "#a3abbb")
 RESERVED = Tone("#d99a1c", "#d9a232")
 LENT = Tone("#1f93aa", "#3aa3b9")
 FREE = Tone("#dfe6dc", "#2a3a30")
 
-# Credit, and differences of any kind: for better, for worse.
+# Credit and differences: better and worse.
 POSITIVE = Tone("#1867b7", "#6fb1ff")
 NEGATIVE = Tone("#b84a08", "#ff9a5c")
 
@@ -75,7 +75,7 @@ SERIES = (
     Tone("#8a6d00", "#e6d458"),
 )
 
-# What a stylesheet or a figure calls them.
+# Names in stylesheets and figures.
 TONES = MappingProxyType(
     {
         "page": PAGE,

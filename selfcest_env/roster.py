@@ -17,7 +17,7 @@ class Population(enum.StrEnum):
 
 
 class Roster:
-    """`agent_0` is the root, `agent_k` the k-th clone to be born; clones born in one joint step stand in tree order."""
+    """Names agents: `agent_0` is the root, and `agent_k` the k-th clone. Clones of one joint step are in tree order."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names

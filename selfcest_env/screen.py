@@ -1,4 +1,4 @@
-"""What `render_mode="human"` shows: a window where matplotlib can open one, else printed text."""
+"""The output of `render_mode="human"`: a window if matplotlib can open one, else printed text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from selfcest_env.draw import Image
 
-BREATH_S = 0.001  # that a window has after each picture, to be drawn and to hear its buttons
+EVENT_LOOP_S = 0.001  # time for a window to draw each picture and to handle its buttons
 
 
 class Screen:
-    """Shows one environment to a person. A window that was closed stays closed, and the game goes on."""
+    """Shows one environment. A window that the user closes stays closed, and the game continues."""
 
     def __init__(self) -> None:
         self._has_looked = False
@@ -21,34 +21,35 @@ class Screen:
         self._figure = None
         self._picture = None
 
-    # Matplotlib is an extra, and without its types here.
+    # Matplotlib is an optional dependency, so its types cannot be named here.
     _pyplot: Any
     _figure: Any
     _picture: Any
 
     def show(self, picture: Callable[[], Image], text: Callable[[bool], str]) -> None:
-        """Show how the game stands.
+        """Show the state of the game.
 
         Args:
-            picture: for a window.
-            text: to be printed where there is no window; it is told whether a terminal reads it.
+            picture: returns the picture for a window.
+            text: returns the text to print without a window; its argument tells whether the output is a terminal.
         """
         if not self._has_looked:
             self._has_looked = True
-            self._pyplot = _pyplot()
+            self._pyplot = _import_pyplot()
         if self._pyplot is None:
             sys.stdout.write(text(sys.stdout.isatty()) + "\n")
         elif self._figure is None:
             self._open(picture())
         elif self._is_open():
             self._picture.set_data(picture())
-            self._pyplot.pause(BREATH_S)
+            self._pyplot.pause(EVENT_LOOP_S)
 
     def close(self) -> None:
-        """Close the window, if there is one; the next picture opens another."""
+        """Close the window, if there is one. The next picture opens a new one."""
         if self._figure is not None:
             self._pyplot.close(self._figure)
-        self._figure = self._picture = None
+        self._figure = None
+        self._picture = None
 
     def _open(self, image: Image) -> None:
         height, width, _ = image.shape
@@ -57,7 +58,7 @@ class Screen:
         axes.set_axis_off()
         self._picture = axes.imshow(image)
         self._figure.show()
-        self._pyplot.pause(BREATH_S)
+        self._pyplot.pause(EVENT_LOOP_S)
 
     def _is_open(self) -> bool:
         """Return whether the window is open. A closed window's number is reused, so the figure is compared."""
@@ -65,10 +66,10 @@ class Screen:
         return bool(self._pyplot.fignum_exists(number)) and self._pyplot.figure(number) is self._figure
 
 
-def _pyplot() -> Any:
-    """`matplotlib.pyplot` if it can open a window here, else `None`."""
+def _import_pyplot() -> Any:
+    """Return `matplotlib.pyplot` if it can open a window here, else `None`."""
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        return None  # and nothing is imported
+        return None  # without the slow import
     try:
         from matplotlib import pyplot
     except ImportError:

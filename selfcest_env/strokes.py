@@ -1,6 +1,6 @@
-"""Letters for pictures where no font can be counted on: strokes of one width, round ends, smooth at every size.
+"""A small font of strokes for images, because a machine may have no font. It scales to every size.
 
-There are those that pictures of the game need: digits, what names of agents are made of, and the marks of states.
+It has only the letters that images of the game need: digits, the letters of agents' names, and the marks of statuses.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-Mask = NDArray[np.float64]  # how much of every pixel is covered, 0 to 1
+Mask = NDArray[np.float64]  # share of each pixel that is covered, 0 to 1
 Points = NDArray[np.float64]  # (n, 2), x and y
 
 CAP = 0.72  # height of a digit, as a share of the size
-_BEARING = 1.7  # between two letters, in the table's units
-# Strokes by points x,y: a digit is 6 high, its foot at y = 6. After "~" the points guide a smooth curve.
+_BEARING = 1.7  # gap between two letters, in the table's units
+# The strokes of each letter as points x,y. A digit is 6 high, and the baseline is y = 6. "~" begins a smooth curve.
 _BOWL = "~2,2.2 0,2.2 0,4.1 0,6 2,6 4,6 4,4.1 4,2.2 2,2.2"
 _ROUND = "~1.8,2 0,2 0,4 0,6 1.8,6 3.6,6 3.6,4 3.6,2 1.8,2"
 _LETTERS = {
@@ -49,36 +49,38 @@ _LETTERS = {
 }  # fmt: skip
 
 
-def along(points: Points, shape: tuple[int, int], width: float) -> Mask:
-    """Return the mask, of shape (rows, columns), of a line with a width through `points`. Its corner is at (0, 0)."""
+def draw_line(points: Points, shape: tuple[int, int], width: float) -> Mask:
+    """Return the mask, shape (rows, columns), of a line of this width through the points. Its corner is (0, 0)."""
     rows, columns = np.mgrid[: shape[0], : shape[1]] + 0.5
-    places = np.stack((columns, rows), -1)[:, :, None]  # (rows, columns, 1, 2)
+    pixels = np.stack((columns, rows), -1)[:, :, None]  # (rows, columns, 1, 2)
     start = points[:-1]
     step = np.diff(points, axis=0)
     length = np.maximum((step**2).sum(-1), 1e-12)
-    share = (((places - start) * step).sum(-1) / length).clip(0, 1)[..., None]
-    distance = np.sqrt(((places - start - share * step) ** 2).sum(-1).min(-1))
+    # The point of each segment that is nearest to each pixel, as a share of the segment.
+    share = (((pixels - start) * step).sum(-1) / length).clip(0, 1)[..., None]
+    distance = np.sqrt(((pixels - start - share * step) ** 2).sum(-1).min(-1))
     covered: Mask = np.clip(width / 2 + 0.5 - distance, 0, 1)
     return covered
 
 
-def write(text: str, size: float, bold: bool = False) -> tuple[Mask, float]:
-    """A text as a mask, and how far below its upper edge its foot is. What the table lacks is a blank."""
+def draw_text(text: str, size: float, bold: bool = False) -> tuple[Mask, float]:
+    """Return the mask of a text, and the height of the baseline below its upper edge. Unknown letters are blanks."""
     letters = [_letter(letter if letter in _LETTERS else " ", round(size, 2), bold) for letter in text]
     if not letters:
         return np.zeros((1, 1)), 0.0
-    whole = np.zeros((letters[0][0].shape[0], int(np.ceil(sum(step for _, step in letters))) + int(size)))
-    at = 0.0
-    for mask, step in letters:
-        here = whole[:, round(at) : round(at) + mask.shape[1]]
-        np.maximum(here, mask[:, : here.shape[1]], out=here)
-        at += step
-    return whole[:, : int(np.ceil(at))], size
+    height = letters[0][0].shape[0]
+    text_mask = np.zeros((height, int(np.ceil(sum(advance for _, advance in letters))) + int(size)))
+    position = 0.0
+    for mask, advance in letters:
+        window = text_mask[:, round(position) : round(position) + mask.shape[1]]
+        np.maximum(window, mask[:, : window.shape[1]], out=window)
+        position += advance
+    return text_mask[:, : int(np.ceil(position))], size
 
 
 @lru_cache(maxsize=512)
 def _letter(letter: str, size: float, bold: bool) -> tuple[Mask, float]:
-    """A letter, its foot `size` below the upper edge, and how far the next one is."""
+    """Return the mask of a letter, whose baseline is `size` below its upper edge, and the width that it takes."""
     unit = size * CAP / 6  # a digit is 6 units high
     width = size * (0.125 if bold else 0.09)
     strokes = [_points(stroke) for stroke in _LETTERS[letter]]
@@ -86,21 +88,22 @@ def _letter(letter: str, size: float, bold: bool) -> tuple[Mask, float]:
     mask = np.zeros((int(np.ceil(size * 1.4)), int(np.ceil((right + 2) * unit + width))))
     for stroke in strokes:
         placed = (stroke - (0, 6)) * unit + (width, size - width / 2)
-        dot = 1.5 if len(stroke) == 2 and np.abs(np.diff(stroke, axis=0)).max() < 0.1 else 1.0
-        np.maximum(mask, along(placed, mask.shape, width * dot), out=mask)
+        dot_factor = 1.5 if len(stroke) == 2 and np.abs(np.diff(stroke, axis=0)).max() < 0.1 else 1.0
+        np.maximum(mask, draw_line(placed, mask.shape, width * dot_factor), out=mask)
     return mask, (right + _BEARING) * unit + width / 2
 
 
 def _points(stroke: str) -> Points:
     pairs = [point.split(",") for point in stroke.lstrip("~").split()]
     points = np.array(pairs, float)
-    for _ in range(3 * stroke.startswith("~")):
-        points = smooth(points)
+    if stroke.startswith("~"):
+        for _ in range(3):
+            points = cut_corners(points)
     return points
 
 
-def smooth(points: Points) -> Points:
-    """Corners cut once, by Chaikin's rule; ends stay, and a line that ends where it begins is a loop."""
+def cut_corners(points: Points) -> Points:
+    """Cut every corner of a line once (Chaikin 1974). Its ends stay, unless it is a loop that ends where it begins."""
     before = points[:-1]
     after = points[1:]
     cut = np.stack((0.75 * before + 0.25 * after, 0.25 * before + 0.75 * after), 1).reshape(-1, 2)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.draw import Image, draw
 from selfcest_env.errors import GameError
-from selfcest_env.render import Node, account, branches, chip
+from selfcest_env.render import Node, format_account, format_tree, status_chip
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.state import UNBORN, State, get_agent_ids
@@ -82,8 +82,8 @@ def _render_text(state: State, rules: SymbolicRules, chips: bool = False) -> str
 
     def describe(node: Node) -> list[str]:
         seat = seats[node.agent_id]
-        name = chip(node.status) * chips + f"agent_{seat}"
-        lines = [f"{name}  {account(node)}, {state.turns[0, seat]} of {rules.max_turns} turns"]
+        name = status_chip(node.status) * chips + f"agent_{seat}"
+        lines = [f"{name}  {format_account(node)}, {state.turns[0, seat]} of {rules.max_turns} turns"]
         if node.objective:
             lines.append(f"holds {node.objective}")
         if node.reply is not None:
@@ -92,7 +92,7 @@ def _render_text(state: State, rules: SymbolicRules, chips: bool = False) -> str
 
     target = _symbols_text(state.target.reshape(-1), rules)
     title = f"{type(rules.task).__name__}, the answer is {target}, cycle {state.cycle[0]}"
-    return "\n".join([title, *branches(nodes_of_state(state, rules), describe)])
+    return "\n".join([title, *format_tree(nodes_of_state(state, rules), describe)])
 
 
 def _symbols_text(symbols: NDArray[np.int8], rules: SymbolicRules) -> str:

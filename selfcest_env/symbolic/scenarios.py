@@ -88,21 +88,23 @@ _ALL = (
     ),
     Scenario(
         "chain-8m5-v1",
-        "long segments force delegation, one skill serves all",
+        "long segments force delegation, and one skill serves all agents",
         "chain",
         Reference(0.2039, 0.4286, 1.0, 17, 0.824),
         {"items": (2, 8)},
     ),
-    Scenario("chain-16m5-v1", "the same with more of it", "chain", Reference(0.2031, 0.2, 1.0, 17, 0.799)),
+    Scenario("chain-16m5-v1", "the same with longer segments", "chain", Reference(0.2031, 0.2, 1.0, 17, 0.799)),
     Scenario(
         "alone-8m5-v1",
-        "anybody may answer, clones only cost: leave delegation alone",
+        "every agent may answer and clones only cost tokens: do not delegate",
         "chain",
         Reference(0.1768, 0.986, 0.986, 17, 0.85),
         {"items": (2, 8), "window": None},
         {"token_cost": 0.002},
     ),
-    Scenario("lookup-3-v1", "serial: go on asking, or answer?", "lookup", Reference(0.1229, 0.25, 1.0, 7, 0.889)),
+    Scenario(
+        "lookup-3-v1", "serial delegation: ask again, or answer?", "lookup", Reference(0.1229, 0.25, 1.0, 7, 0.889)
+    ),
     Scenario(
         "lookup-6-v1",
         "the same with trails of up to six facts among eight",
@@ -113,7 +115,7 @@ _ALL = (
     ),
     Scenario(
         "noisy-c005-v1",
-        "exploration: answering alone pays at once, calls only for whoever has learned to add",
+        "exploration: answering without clones pays at once, a call only after the agents have learned to add",
         "noisy",
         Reference(0.2496, 0.6747, 0.8493, 17, 0.84),
         {},
@@ -129,7 +131,7 @@ _ALL = (
     ),
     Scenario(
         "cells-16-hidden-v1",
-        "the same, and right replies are graded wrong now and then",
+        "the same, but some right replies are graded as wrong",
         "cells",
         Reference(0.1247, None, 0.7375, 2, 0.5),
         {"cells": 16, "hidden": 0.3},
@@ -137,7 +139,7 @@ _ALL = (
     ),
     Scenario(
         "cells-16-and-v1",
-        "one bit for sixteen clones, all of them right",
+        "one bit for sixteen clones, which must all be right",
         "cells",
         Reference(0.0, None, 1.0, 2, 0.5),
         {"cells": 16, "coupling": "and"},
@@ -146,7 +148,7 @@ _ALL = (
     Scenario("deep-8-v1", "one bit for a tree of sums of depth two", "deep", Reference(0.199, 0.0, 1.0, 17, 0.781)),
     Scenario(
         "deep-64-v1",
-        "one bit for a tree of 63 sums of depth six, and just enough to pay it",
+        "one bit for a tree of 63 sums of depth six, with barely enough tokens",
         "deep",
         Reference(0.1941, 0.0, 1.0, 125, 0.864),
         {"items": 64},

@@ -106,8 +106,8 @@ bounds the joint steps of legal play, *idle* is the share of the agent-steps of 
 wait. A policy is evaluated greedily on the first {EVALUATION_EPISODES:,} problems of seed {EVALUATION_SEED}; of small
 games most are trained on too, so this is learning and not generalisation.
 
-`alone-8m5-v1` is the control: there the best policy never delegates. In `noisy-c005-v1` delegating has to be *found*:
-answering alone pays at once, and a call pays only for whoever has learned to add. `cells-16-and-v1` pays random play
+`alone-8m5-v1` is the control: there the best policy never delegates. In `noisy-c005-v1` delegation must be *found*:
+answering alone pays at once, and a call pays only after the agents have learned to add. `cells-16-and-v1` pays random play
 once in 10^14 episodes."""
 
 RUNS = """## Results

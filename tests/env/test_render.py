@@ -22,7 +22,7 @@ from selfcest_env.render import (
     render_record,
     shorten,
 )
-from selfcest_env.strokes import _LETTERS, write
+from selfcest_env.strokes import _LETTERS, draw_text
 from selfcest_env.types import ROOT, AgentId, Limits, Status, Task
 
 TASK = Task("one", "What is 2 + 3?", "5", "test")
@@ -256,14 +256,14 @@ def test_a_box_has_its_state_s_colour_and_its_bar_the_share_that_is_spent() -> N
 
 
 def test_letters_differ_and_grow_with_their_size() -> None:
-    masks = {letter: write(letter, 40)[0] for letter in _LETTERS}
+    masks = {letter: draw_text(letter, 40)[0] for letter in _LETTERS}
     shapes = {(mask.shape, mask.tobytes()) for mask in masks.values()}
     assert len(shapes) == len(masks)
     assert not masks[" "].any()
     assert all(mask.max() == 1 for letter, mask in masks.items() if letter != " ")
-    assert write("0", 40)[0].sum() > 3 * write("0", 20)[0].sum()
-    assert write("0", 40, bold=True)[0].sum() > write("0", 40)[0].sum()
-    assert np.array_equal(write("0\x00", 40)[0], write("0 ", 40)[0])
+    assert draw_text("0", 40)[0].sum() > 3 * draw_text("0", 20)[0].sum()
+    assert draw_text("0", 40, bold=True)[0].sum() > draw_text("0", 40)[0].sum()
+    assert np.array_equal(draw_text("0\x00", 40)[0], draw_text("0 ", 40)[0])
 
 
 def test_every_agent_is_drawn_in_another_place() -> None:

@@ -99,12 +99,12 @@ def test_without_a_window_it_is_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    assert screen._pyplot() is None
+    assert screen._import_pyplot() is None
     from matplotlib import pyplot
 
     monkeypatch.setenv("DISPLAY", ":0")
     pyplot.switch_backend("agg")
-    assert screen._pyplot() is None
+    assert screen._import_pyplot() is None
     assert pyplot.get_fignums() == []
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     env = parallel_env("arithmetic", render_mode="human")

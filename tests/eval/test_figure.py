@@ -123,9 +123,9 @@ def test_marks_and_sizes_are_those_of_the_page() -> None:
     (marks,) = re.findall(r"const MARKS = {(.*)};", viewer)
     assert {Status(state): sign for state, sign in re.findall(r'(\w+): "(.)"', marks)} == render.MARKS
     assert f'MARKS[status] ?? "{render.FAILED_MARK}"' in viewer
-    assert f"const NODE = {{ height: {draw.BOX_HEIGHT:g}, down: {draw.DOWN:g} }};" in tree
-    assert f"wide: {{ width: {draw.BOX_WIDTH:g}, across: {draw.ACROSS:g} }}" in tree
-    assert f"narrow: {{ width: {draw.NARROW:g}, " in tree
+    assert f"const NODE = {{ height: {draw.BOX_HEIGHT:g}, down: {draw.GAP_Y:g} }};" in tree
+    assert f"wide: {{ width: {draw.BOX_WIDTH:g}, across: {draw.GAP_X:g} }}" in tree
+    assert f"narrow: {{ width: {draw.NARROW_WIDTH:g}, " in tree
 
 
 def test_the_command_writes_both_of_one_episode(record: EpisodeRecord, tmp_path: Path) -> None:

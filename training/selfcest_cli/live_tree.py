@@ -20,12 +20,12 @@ from rich.tree import Tree
 from selfcest_agents.codec import Codec
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_agents.rollout import RolloutRequest
-from selfcest_env.draw import short_name
+from selfcest_env.draw import format_short_id
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.kernel import Kernel
 from selfcest_env.palette import EDGE, INK, STATUS
 from selfcest_env.record import Generation
-from selfcest_env.render import Node, mark, nodes_of_kernel, shorten, turn_line
+from selfcest_env.render import Node, format_turn, nodes_of_kernel, shorten, status_mark
 from selfcest_env.rules import Rules
 from selfcest_env.types import ROOT, AgentId, Status, TurnKey
 
@@ -94,7 +94,7 @@ class LiveTree:
         else:
             for step in log[self._num_shown :]:
                 facts = self._kernel.agents[step.agent_id].turns[step.turn]
-                line = f"{step.agent_id} turn {step.turn}: {turn_line(facts)}"
+                line = f"{step.agent_id} turn {step.turn}: {format_turn(facts)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._num_shown = len(log)
 
@@ -144,7 +144,7 @@ def _draw_row(node: Node) -> RenderableType:
     for _ in range(5):
         row.add_column(no_wrap=True, overflow="ellipsis")
     row.add_row(
-        Text(f" {mark(node.status)} {short_name(node.agent_id)} ", name_style),
+        Text(f" {status_mark(node.status)} {format_short_id(node.agent_id)} ", name_style),
         Text("━" * filled) + Text("━" * (BAR_WIDTH - filled), EDGE.light + " dim"),
         Text(f"{node.spent:,}{granted}"),
         Text(shorten(node.objective, TEXT_WIDTH), "dim") + Text(reply, "bold not dim"),

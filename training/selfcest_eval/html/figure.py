@@ -18,7 +18,7 @@ from PIL import ImageDraw, ImageFont
 
 from selfcest_env.draw import (
     BOX_HEIGHT,
-    DOWN,
+    GAP_Y,
     MARGIN,
     Box,
     EdgeCurve,
@@ -26,9 +26,9 @@ from selfcest_env.draw import (
     Layout,
     Shape,
     Text,
+    format_short_id,
+    list_shapes,
     paint,
-    shapes,
-    short_name,
 )
 from selfcest_env.palette import MUTED, PAGE, TONES
 from selfcest_env.record import EpisodeRecord
@@ -131,14 +131,14 @@ def _layout(nodes: Sequence[Node]) -> Layout:
         places = {agent_id: (x + lacking / 2, y) for agent_id, (x, y) in layout.places.items()}
         return replace(layout, places=places, size=(layout.size[0] + lacking, layout.size[1]))
     rows = 1 + max(node.agent_id.depth for node in nodes)
-    return Layout.fitted(nodes, MAX_SIZE[0], int(min(MAX_SIZE[1], 2 * MARGIN + rows * 2 * (BOX_HEIGHT + DOWN))))
+    return Layout.fitted(nodes, MAX_SIZE[0], int(min(MAX_SIZE[1], 2 * MARGIN + rows * 2 * (BOX_HEIGHT + GAP_Y))))
 
 
 def _shapes(
     record: EpisodeRecord, nodes: Sequence[Node], layout: Layout, foot: str, has_ended: bool = True
 ) -> Iterator[Shape]:
     critical = {agent_id for agent_id, _ in Timeline(record).critical} if has_ended else set()
-    yield from shapes(nodes, short_name, layout, critical)
+    yield from list_shapes(nodes, format_short_id, layout, critical)
     foot_y = layout.size[1] + FOOT_HEIGHT - MARGIN
     yield Text(layout.size[0] / 2, foot_y, foot, FOOT_SIZE, "sans", "middle", MUTED)
 
