@@ -107,8 +107,8 @@ wait. A policy is evaluated greedily on the first {EVALUATION_EPISODES:,} proble
 games most are trained on too, so this is learning and not generalisation.
 
 `alone-8m5-v1` is the control: there the best policy never delegates. In `noisy-c005-v1` delegation must be *found*:
-answering alone pays at once, and a call pays only after the agents have learned to add. `cells-16-and-v1` pays random play
-once in 10^14 episodes."""
+answering alone pays at once, and a call pays only after the agents have learned to add. `cells-16-and-v1` rewards
+random play once in 10^14 episodes."""
 
 RUNS = """## Results
 
