@@ -202,7 +202,8 @@ class Trainer:
             if staleness == 0 and num_trained == 1:
                 check_agreement(metrics[-1], exact=self.sampler.exact and self.learner.exact)
             self.account.spend(trained=metrics[-1].trained_tokens)
-        return {**mean_metrics(metrics), "policy_lag": staleness}  # the name that stored metrics have
+        # `policy_lag` is the name in stored metrics.
+        return {**mean_metrics(metrics), "policy_lag": staleness}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without weights and moments. Waits for rollouts under way."""

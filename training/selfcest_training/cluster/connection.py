@@ -18,8 +18,10 @@ from selfcest_env.errors import ConfigError, InfrastructureError, install_hint
 from selfcest_env.local_modules import local_modules
 from selfcest_training.cluster.config import ClusterConfig, Resources, check_resources
 
-_CONNECT_SECONDS = 5.0  # within which a host must accept a connection
-_JOIN_SECONDS = 60.0  # within which Ray must answer; Ray itself retries silently for much longer
+# Seconds within which a host must accept a connection.
+_CONNECT_SECONDS = 5.0
+# Seconds within which Ray must answer. Ray itself would retry silently for much longer.
+_JOIN_SECONDS = 60.0
 
 
 def import_ray() -> Any:

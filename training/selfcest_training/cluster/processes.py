@@ -60,7 +60,8 @@ class ProcessRanks(HostedRanks):
     def _send(self, method: str, args: tuple[Any, ...]) -> None:
         message = _serialise((method, args))
         for connection in self._connections:
-            with suppress(OSError):  # a dead rank; `_receive` reports it
+            # The pipe of a dead rank is broken. `_receive` reports the rank.
+            with suppress(OSError):
                 connection.send_bytes(message)
         self._pending = dict(zip(self._connections, range(self._count), strict=True))
 
@@ -72,7 +73,8 @@ class ProcessRanks(HostedRanks):
                 answer: TimedResult | SelfcestError | str = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
                 process = self.processes[rank]
-                process.join(1.0)  # the pipe may close a moment before the process has ended
+                # The pipe may close a moment before the process has ended.
+                process.join(1.0)
                 answer = InfrastructureError(
                     f"rank {rank} of {self._count} of the learner {exit_cause(process.exitcode)}, without a word"
                 )
@@ -113,8 +115,10 @@ def _serialise(message: object) -> bytes:
 
 def _serve(spec: RankSpec, driver: Connection) -> None:
     """Answer each call with a `TimedResult`, an error or a traceback, until the driver is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
-    with suppress(EOFError, OSError):  # the driver is gone
+    # The driver handles Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The pipe ends when the driver has ended.
+    with suppress(EOFError, OSError):
         try:
             rank = Rank(spec)
         except Exception:

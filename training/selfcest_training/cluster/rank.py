@@ -32,7 +32,8 @@ from selfcest_training.learner.update import Learner
 
 # Device and process-group backend by name. CPU tensors and plain objects always travel over gloo.
 BACKENDS = {"gloo": ("cpu", "gloo"), "nccl": ("cuda", "cpu:gloo,cuda:nccl")}
-TIMEOUT = 600.0  # seconds; longer than the slowest rank needs to load its model
+# Seconds. Longer than the slowest rank needs to load its model.
+TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,8 @@ class Rank:
         Raises:
             ConfigError: a folder has other files here than on the driver's machine, or the model is missing.
         """
-        self._learner = None  # free the memory of the earlier learner first
+        # The memory of the earlier learner is freed before the new one is built.
+        self._learner = None
         try:
             language = language_of(_on_cpu(spec.model))
         except ConfigError as error:

@@ -94,7 +94,8 @@ class RayRanks(HostedRanks):
             raise
 
     def _send(self, method: str, args: tuple[Any, ...]) -> None:
-        shared_args = import_ray().put(args)  # stored once for all ranks
+        # The arguments are stored once for all ranks.
+        shared_args = import_ray().put(args)
         self._pending = {actor.call.remote(method, shared_args): rank for rank, actor in enumerate(self._actors)}
 
     def _receive(self, seconds: float | None) -> Iterator[tuple[int, TimedResult | Exception]]:

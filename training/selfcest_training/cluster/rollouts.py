@@ -248,10 +248,12 @@ class RolloutWorkers:
 
     def _replace(self, i: int) -> None:
         ray = import_ray()
-        ray.kill(self._actors[i])  # an actor that does not answer may still run
+        # An actor that does not answer may still run.
+        ray.kill(self._actors[i])
         self._actors[i] = self._start_actor()
         started, _ = ray.wait([self._actors[i].start.remote()], timeout=self._config.start_seconds)
-        if not started:  # for example when a whole node is gone
+        # For example, a complete node may be gone.
+        if not started:
             raise InfrastructureError(
                 f"rollout worker {i} died, and a new one, which needs {dict(self._config.rollout_resources)}, did not "
                 f"start in cluster.start_seconds = {self._config.start_seconds:g}; resume with --resume and fewer "

@@ -60,7 +60,8 @@ def shard(wrapper: ModelWrapper, mesh: DeviceMesh) -> None:
     for module in wrapper.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales first
+            # gloo has no reduction that scales before the sum.
+            module.set_force_sum_reduction_for_comms(True)
 
 
 class ShardedForward(Forward):

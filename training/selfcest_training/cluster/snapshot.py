@@ -69,6 +69,7 @@ def _array_of(tensor: Tensor) -> npt.NDArray[Any]:
 def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
     is_bfloat16 = array.dtype == np.uint16
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # readers do not write
+        # The readers of the arrays do not write.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         tensor = torch.from_numpy(array.view(np.int16) if is_bfloat16 else array)
     return tensor.view(torch.bfloat16) if is_bfloat16 else tensor

@@ -27,7 +27,8 @@ class DiffLoo(Difference):
 
     name: ClassVar[str] = "diff_loo"
     formula: ClassVar[str] = "clone: A = D - mean D of the same clone in other episodes, D of difference; root: rloo"
-    null_player: ClassVar[bool] = False  # the other episodes' differences enter its credit
+    # The differences of other episodes enter its credit, so it is not zero.
+    null_player: ClassVar[bool] = False
     source: ClassVar[str] = "Wolpert & Tumer 2002, against leave-one-out as in Kool et al. 2019"
 
     def compute_credit(self, differences: Mapping[TurnKey, float]) -> dict[TurnKey, float]:

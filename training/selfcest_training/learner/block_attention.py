@@ -16,7 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "selfcest_blocks"
-BLOCK = 128  # queries; a smaller block has fewer keys, a larger block makes fewer calls
+# Number of queries per block. A smaller block has fewer keys; a larger one makes fewer calls.
+BLOCK = 128
 
 
 def block_attention(

@@ -86,7 +86,8 @@ def without_weights(
     with torch.device("meta"), no_init_weights():
         build: Any = AutoModelForCausalLM
         model: PreTrainedModel = build.from_config(deepcopy(config), dtype=dtype, attn_implementation=attention).eval()
-        model.tie_weights()  # `no_init_weights` skips it
+        # `no_init_weights` skips this step.
+        model.tie_weights()
         if lora is not None:
             add_lora(model, lora, 0)
     return model

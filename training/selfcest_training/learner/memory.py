@@ -6,7 +6,8 @@ import ctypes
 import os
 from pathlib import Path
 
-LARGE = 2 << 30  # bytes
+# Bytes of memory from which on freed pages are returned.
+LARGE = 2 << 30
 
 
 def resident_bytes() -> int | None:

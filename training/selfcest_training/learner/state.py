@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # slow to import, and commands that list checkpoints need no model
+# These are slow to import, and commands that list checkpoints need no model.
+if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from transformers import PreTrainedModel

@@ -167,7 +167,8 @@ def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             to_device = leaf.type in ("cuda", "meta")
     args, kwargs = tree_map(_to_host, (args, kwargs))
     if kwargs.get("pin_memory"):
-        kwargs["pin_memory"] = False  # needs a device
+        # Pinned memory needs a real device.
+        kwargs["pin_memory"] = False
     results = operator(*args, **kwargs)
     # An operator that works in place returns its argument, which must stay the same object.
     known = {}

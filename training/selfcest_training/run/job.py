@@ -72,9 +72,11 @@ from selfcest_training.stages.registry import make_reward_schedule, make_stages,
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Trainer, TrainStep
 
-OnProgress = Callable[[str, float, str], None]  # stage, share done, a note
+# The arguments are the stage, the share that is done, and a note.
+OnProgress = Callable[[str, float, str], None]
 LOGS = ("metrics.jsonl", "episodes.jsonl")
-FINAL_MODEL = "model"  # folder of the trained model in the job's folder
+# Name of the trained model's folder in the job's folder.
+FINAL_MODEL = "model"
 _EVALUATED = f"{EvaluationStage.BEFORE}/results.jsonl"
 
 
@@ -190,7 +192,8 @@ class Job:
                 self.sampler.sync(self.model, 0)
                 self._store_server_counts()
                 on_warm()
-                self._servers.take()  # the evaluation counts its requests to servers in a folder of its own
+                # Drop these counts: the evaluation stores its requests to servers in its own folder.
+                self._servers.take()
                 self.account.begin_rl()
                 self._add_lora()
                 checkpoint = None
@@ -243,14 +246,16 @@ class Job:
             sampler = SamplerByRole({role: start() for role in Role}) if by_role else start()
             return ModelPlayer(self.language, sampler, limits=limits, reward=self.reward)
         spec = WorkerSpec(config.model, config.sampler, config.reward, limits, torch.get_num_threads())
-        dtype = getattr(self.sampler_spec, "dtype", None)  # a sampler without this option has the model's dtype
+        # A sampler without this option uses the model's dtype.
+        dtype = getattr(self.sampler_spec, "dtype", None)
         workers = RolloutWorkers(config.cluster, spec, None if dtype is None else getattr(torch, dtype))
         self._elsewhere.append(workers)
         return RolloutPool(self.language, limits, workers)
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
-            per_role = self.config.lora.per_role and self.state.stage == "rl"  # both roles share the warm start
+            # In the warm start both roles share one adapter.
+            per_role = self.config.lora.per_role and self.state.stage == "rl"
             options = replace(self.config.lora, per_role=per_role)
             add_lora(self.model, options, self._initial_seed("lora", self.state.stage))
 
@@ -289,7 +294,8 @@ class Job:
 
         This process does not train: it gets the weights when the ranks are done.
         """
-        has_adapter = self.config.lora is not None and stage == "rl"  # on the warm start, as in `_open`
+        # The adapter of RL is on top of the warm start, as in `_open`.
+        has_adapter = self.config.lora is not None and stage == "rl"
         spec = LearnerSpec(
             self.config.model,
             optimizer,
@@ -310,7 +316,8 @@ class Job:
         """Attempt the warm start until its phases reach their accuracy, at most `max_attempts` times."""
         while not self._attempt_warm_start(checkpoint, log):
             self.account.begin_again()
-            checkpoint = None  # it belongs to the attempt that was given up
+            # The checkpoint belongs to the failed attempt.
+            checkpoint = None
             self.close()
             # Release the old model before the next one is loaded: memory may not hold both.
             del self.model, self.sampler, self.player
@@ -464,7 +471,8 @@ class Job:
 
     @cached_property
     def _config_digest(self) -> str:
-        return run_digest(self.config)  # a tenth of a second, and every checkpoint holds it
+        # Cached: it takes a tenth of a second, and every checkpoint needs it.
+        return run_digest(self.config)
 
     def _checkpoint(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         trainer_state = {} if trainer is None else trainer.state_dict()

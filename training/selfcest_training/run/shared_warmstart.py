@@ -17,7 +17,8 @@ from selfcest_training.run.job import JobId
 
 def find_shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
     """Return, for each job that trains a shared warm start, the jobs that wait for a copy of it."""
-    leaders: dict[str, list[str]] = {}  # by the first variant with a warm start, the later variants with an equal one
+    # For the first variant with a warm start, the later variants with an equal one.
+    leaders: dict[str, list[str]] = {}
     for variant, spec in config.variants.items():
         for leader in leaders:
             same = spec.warmstart == config.variants[leader].warmstart
