@@ -14,7 +14,7 @@ def fits_context(limits: Limits, context_tokens: int) -> bool:
     return limits.context_tokens is None or context_tokens <= limits.context_tokens
 
 
-def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | None, Status | None]:
+def compute_turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | None, Status | None]:
     """Return the tokens of an agent's next turn, and the status with which anything but an answer would end it.
 
     A grant of 0 ends the agent now. If another turn can follow, or the agent can ask for one, the grant leaves room for
@@ -22,10 +22,10 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
     """
     limits = rules.limits
     used = len(state.turns)
-    turns = rules.turns(state.extra_turns)
+    turn_limit = rules.turn_limit(state.extra_turns)
     window = None if limits.context_tokens is None else limits.context_tokens - state.context_tokens
     room = _least(limits.turn_tokens, window, free.total_tokens, free.generated_tokens)
-    if turns is not None and used >= turns:
+    if turn_limit is not None and used >= turn_limit:
         return 0, Status.OUT_OF_TURNS
     if room is not None and room < 1:
         return 0, Status.OUT_OF_TOKENS
@@ -42,7 +42,7 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
     )
     if grant is not None and grant < reserve:
         return room, Status.OUT_OF_TOKENS  # too little for both, so this turn gets all of it
-    return grant, Status.OUT_OF_TURNS if turns is not None and used + 1 >= turns else None
+    return grant, Status.OUT_OF_TURNS if turn_limit is not None and used + 1 >= turn_limit else None
 
 
 def find_shortage(state: AgentState, free: Amounts, rules: Rules, tokens: int) -> Fault | None:
@@ -86,7 +86,7 @@ def find_refusal(
     return find_shortage(state, free, rules, rules.reply_bound(len(requests)))
 
 
-def call_grants(
+def compute_call_grants(
     state: AgentState, free: Amounts, rules: Rules, requests: Sequence[CloneRequest]
 ) -> list[Amounts] | None:
     """Return the grant of each child: the requested tokens, or an equal share of the rest; `None` if unaffordable.

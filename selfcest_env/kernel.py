@@ -12,7 +12,14 @@ from dataclasses import replace
 
 from selfcest_env.budget import ZERO, Amounts, Ledger
 from selfcest_env.errors import GameError
-from selfcest_env.grants import call_grants, can_pay_call, find_refusal, find_shortage, fits_context, turn_grant
+from selfcest_env.grants import (
+    can_pay_call,
+    compute_call_grants,
+    compute_turn_grant,
+    find_refusal,
+    find_shortage,
+    fits_context,
+)
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
 from selfcest_env.tree import AgentState, Call, LogEntry, OpenTurn, reply_of
@@ -113,7 +120,7 @@ class Kernel:
         turn_index = len(state.turns)
         self._log[agent_id, turn_index] = LogEntry(agent_id, turn_index, action, usage, text)
         # An invalid generation requests no more turns, whatever its text says.
-        extra = state.extra_turns if turn.invalid_reason(usage) else self.rules.more_turns(state.extra_turns, text)
+        extra = state.extra_turns if turn.invalid_reason(usage) else self.rules.extend_turns(state.extra_turns, text)
         if turn.can_extend and extra > state.extra_turns:
             turn = turn._replace(end_status=None)
         action, facts, text = self._settle(agent_id, turn, action, usage, text)
@@ -220,10 +227,11 @@ class Kernel:
         """
         state = self._agents[agent_id]
         free = self.ledger[agent_id].free
-        grant, end_status = turn_grant(state, free, self.rules)
+        grant, end_status = compute_turn_grant(state, free, self.rules)
         if grant == 0 and end_status is not None:
             return self._finish(agent_id, end_status)
-        can_extend = end_status is Status.OUT_OF_TURNS and self.rules.turns(state.extra_turns) != self.rules.max_turns
+        turn_limit = self.rules.turn_limit(state.extra_turns)
+        can_extend = end_status is Status.OUT_OF_TURNS and turn_limit != self.rules.max_turns
         has_next_turn = end_status is None or can_extend
         may_spawn = state.brief.can_delegate and free.covers(Amounts(clones=1))
         can_pay = may_spawn and can_pay_call(state, free, self.rules, self._board(agent_id))
@@ -283,8 +291,8 @@ class Kernel:
 
     def _with_reminder(self, agent_id: AgentId, message: Message, played: int) -> Message:
         """Return the message with a reminder of the turns left after `played` turns."""
-        turns = self.rules.turns(self._agents[agent_id].extra_turns)
-        return self.rules.with_reminder(message, None if turns is None else turns - played)
+        turn_limit = self.rules.turn_limit(self._agents[agent_id].extra_turns)
+        return self.rules.with_reminder(message, None if turn_limit is None else turn_limit - played)
 
     # Answers
 
@@ -355,7 +363,7 @@ class Kernel:
         state = self._agents[agent_id]
         free = self.ledger[agent_id].free
         reason = find_refusal(state, free, self.rules, requests, self.keys_of(agent_id))
-        grants = call_grants(state, free, self.rules, requests) if reason is None else None
+        grants = compute_call_grants(state, free, self.rules, requests) if reason is None else None
         if grants is None:
             reason = reason or Fault.OVER_BUDGET
             return self._fail_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=reason), turn)

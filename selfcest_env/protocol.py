@@ -155,7 +155,7 @@ class ControlsTurns(Protocol):
     @property
     def extension(self) -> int: ...
 
-    def asked(self, text: str) -> int:
+    def count_requested_turns(self, text: str) -> int:
         """Return the number of further turns that a text asks for; 0 if it asks for none."""
         ...
 
@@ -183,7 +183,7 @@ class KeepsBoard(Protocol):
 
 def check_capabilities(protocol: PromptFormat) -> None:
     """Raise `ConfigError` for a layer that implements an optional capability in part, which the game would ignore."""
-    kinds: dict[type, tuple[str, ...]] = {ControlsTurns: ("asked", "remind"), KeepsBoard: ("board",)}
+    kinds: dict[type, tuple[str, ...]] = {ControlsTurns: ("count_requested_turns", "remind"), KeepsBoard: ("board",)}
     for layer in iter_layers(protocol):
         for kind, methods in kinds.items():
             # Static lookup, because a wrapper may forward unknown attributes to the layer that it wraps.

@@ -96,15 +96,15 @@ class Rules:
         """
         return max(1, self.limits.answer_reserve)
 
-    def turns(self, extra: int) -> int | None:
-        """Return the number of turns of an agent with `extra` additional turns; `None` if unlimited."""
+    def turn_limit(self, extra: int) -> int | None:
+        """Return the limit on turns of an agent with `extra` additional turns; `None` if unlimited."""
         return self.max_turns if self.turn_control is None else self.turn_control.turns + extra
 
-    def more_turns(self, extra: int, text: str) -> int:
+    def extend_turns(self, extra: int, text: str) -> int:
         """Return the additional turns of an agent after a text, which may ask for more; at most the extension."""
         if self.turn_control is None:
             return extra
-        return min(extra + max(0, self.turn_control.asked(text)), self.turn_control.extension)
+        return min(extra + max(0, self.turn_control.count_requested_turns(text)), self.turn_control.extension)
 
     def with_reminder(self, message: Message, left: int | None) -> Message:
         """Return the message with a reminder of the turns left, if the protocol controls turns."""

@@ -110,10 +110,10 @@ class _PlanScore(NamedTuple):
 
 
 def optimal_return(rules: SymbolicRules) -> Optimum:
-    """Return the best expected team return of a built-in task; the module says under which conditions.
+    """Return the best expected team return of a built-in task, under the conditions in the docstring of this module.
 
     Raises:
-        ConfigError: the task is none whose optimum is known.
+        ConfigError: no optimum is known for the task.
     """
     planner = _Planner(rules)
     lengths = _problem_lengths(rules)
@@ -131,11 +131,11 @@ def optimal_plan(rules: SymbolicRules, length: int) -> Plan | None:
     """Return the best plan for a root's segment of this length, `None` if the root can only wait.
 
     Raises:
-        ConfigError: no problem has this length, or the task is none whose optimum is known.
+        ConfigError: no problem has this length, or no optimum is known for the task.
     """
     lengths = _problem_lengths(rules)
     if length not in lengths:
-        raise ConfigError(f"length is {length}; expected {lengths[0]} to {lengths[-1]}, as problems have symbols")
+        raise ConfigError(f"length is {length}; expected {lengths[0]} to {lengths[-1]}, the lengths of problems")
     return _find_best(_Planner(rules), length)[1]
 
 
@@ -153,7 +153,7 @@ def _problem_lengths(rules: SymbolicRules) -> range:
 def _find_best(planner: _Planner, length: int) -> tuple[_PlanScore, Plan | None]:
     """Return the score of the best plan for a length, and the plan; among equals the cheapest."""
     rules = planner.rules
-    outcomes = planner.of_root(length)
+    outcomes = planner.plan_root(length)
     match rules.task:
         case Lookup():
             score_plan = _score_lookup
@@ -216,17 +216,17 @@ class _Planner:
         self.rules = rules
         # Without a limit on generated tokens, plans that differ only in them are merged: their count is always 0.
         self.counts_generated = rules.generated_tokens is not None
-        self.of_agent = cache(self._of_agent)
+        self.plan_agent = cache(self._plan_agent)
 
-    def of_root(self, length: int) -> PlanOutcomes:
+    def plan_root(self, length: int) -> PlanOutcomes:
         """Return the plans of a root; their costs contain its opening."""
         rules = self.rules
         opening = Amounts(OPENING + length)
         balance = Amounts(rules.total_tokens, rules.generated_tokens, rules.max_clones)
-        outcomes = self.of_agent(length, balance.minus(opening), 0, 0)
+        outcomes = self.plan_agent(length, balance.minus(opening), 0, 0)
         return {opening.plus(spent): outcome for spent, outcome in outcomes.items()}
 
-    def _of_agent(self, length: int, balance: Amounts, turns: int, depth: int) -> PlanOutcomes:
+    def _plan_agent(self, length: int, balance: Amounts, turns: int, depth: int) -> PlanOutcomes:
         """Return the plans of one agent from its next turn on.
 
         Args:
@@ -260,7 +260,7 @@ class _Planner:
         if not can_continue or turns + 1 >= self.rules.max_turns:
             return {ZERO: PlanOutcome(0.0, False, None)}
         notice = Amounts(NOTICE)
-        later = self.of_agent(length, balance.minus(notice), turns + 1, depth)
+        later = self.plan_agent(length, balance.minus(notice), turns + 1, depth)
         return {notice.plus(spent): outcome for spent, outcome in later.items()}
 
     def _plan_calls(
@@ -273,7 +273,7 @@ class _Planner:
         joined: dict[Amounts, tuple[float, tuple[Plan | None, ...]]] = {call_and_replies: (1.0, ())}
         grant = self._clone_grant(balance, parts, depth)
         for part_length in self.rules.task.part_lengths(kind, length):
-            clone_outcomes = self._of_clone(part_length, grant, depth + 1)
+            clone_outcomes = self._plan_clone(part_length, grant, depth + 1)
             before = joined
             joined = {}
             for spent, (reliability, plans) in before.items():
@@ -283,14 +283,15 @@ class _Planner:
                     if cost not in joined or product > joined[cost][0]:
                         joined[cost] = product, (*plans, outcome.plan)
         for spent, (reliability, plans) in joined.items():
-            for later_spent, outcome in self._after_join(parts, balance.minus(spent), turns + 1, depth).items():
+            for later_spent, outcome in self._plan_after_join(parts, balance.minus(spent), turns + 1, depth).items():
                 plan = Plan(kind, plans, outcome.plan)
                 yield spent.plus(later_spent), PlanOutcome(reliability * outcome.reliability, outcome.answers, plan)
 
-    def _after_join(self, length: int, balance: Amounts, turns: int, depth: int) -> PlanOutcomes:
+    def _plan_after_join(self, length: int, balance: Amounts, turns: int, depth: int) -> PlanOutcomes:
+        """Return the plans of an agent whose call has joined; a forced join answers by itself."""
         if self.rules.forced_join_task is not None:
             return {self._answer_cost(): PlanOutcome(1.0, True, None)}
-        return self.of_agent(length, balance, turns, depth)
+        return self.plan_agent(length, balance, turns, depth)
 
     def _clone_grant(self, balance: Amounts, parts: int, depth: int) -> Amounts:
         """Return the grant of each clone of a call: equal shares of what the caller does not keep."""
@@ -298,17 +299,18 @@ class _Planner:
         tokens, generated, clones = (None if left is None else left // parts for left in balance.minus(kept_back))
         return Amounts(tokens, generated, clones if depth + 1 < self.rules.max_depth else 0)
 
-    def _of_clone(self, length: int, grant: Amounts, depth: int) -> PlanOutcomes:
+    def _plan_clone(self, length: int, grant: Amounts, depth: int) -> PlanOutcomes:
         """Return the plans of a clone; their costs contain its opening and its birth. A refused clone costs nothing."""
         opening = Amounts(OPENING + length)
         if not grant.covers(opening.plus(Amounts(RESERVE))):
             return {ZERO: PlanOutcome(0.0, False, None)}
         birth = opening.plus(Amounts(clones=1))
-        outcomes = self.of_agent(length, grant.minus(opening), 0, depth)
+        outcomes = self.plan_agent(length, grant.minus(opening), 0, depth)
         return {birth.plus(spent): outcome for spent, outcome in outcomes.items()}
 
 
 def _keep_better(outcomes: PlanOutcomes, spent: Amounts, outcome: PlanOutcome) -> None:
+    """Store an outcome unless a known one with the same cost is at least as reliable."""
     known = outcomes.get(spent)
     if known is None or (outcome.reliability, outcome.answers) > (known.reliability, known.answers):
         outcomes[spent] = outcome

@@ -29,7 +29,7 @@ from selfcest_env.symbolic.state import (
 from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
 from selfcest_env.symbolic.tasks import ProblemBatch
 
-MAX_STOCK = 1024  # problems that are drawn at once, at most
+MAX_STOCK = 1024  # maximum number of problems drawn at once
 
 # Purposes of a key, for `fold_in`.
 _PROBLEM_STREAM, _ERROR_STREAM = range(2)
@@ -276,8 +276,8 @@ class Transition:
         """Charge the notice of a wasted turn, or end an agent that has no more turns or tokens."""
         flat = self.flat
         out_of_turns = flat.turns[agents] >= self.rules.max_turns
-        # As `grants.turn_grant` of the text game: a turn is the last one unless the balance covers an answer in it, the
-        # notice, and an answer after it.
+        # As `grants.compute_turn_grant` of the text game: a turn is the last one unless the balance covers an answer in
+        # it, the notice, and an answer after it.
         out_of_tokens = (flat.tokens_left[agents] < NOTICE + 2 * RESERVE) | (flat.generated_left[agents] < 2 * RESERVE)
         flat.status[agents] = np.where(out_of_turns, OUT_OF_TURNS, np.where(out_of_tokens, OUT_OF_TOKENS, READY))
         continuing = agents[~(out_of_turns | out_of_tokens)]

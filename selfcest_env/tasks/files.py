@@ -348,7 +348,7 @@ def _hub_rows(path: str) -> tuple[Mapping[str, Any], ...]:
         raise DataError(f"{path}: expected {HUB}OWNER/NAME[/CONFIG][:SPLIT], such as {HUB}openai/gsm8k/main:test")
     if is_read_only():
         raise DataError(
-            f"{path} is on the hub, and a command that only looks contacts no network; download the official file and "
+            f"{path} is on the hub, and a read-only command uses no network; download the official file and "
             "give its path"
         )
     try:

@@ -123,12 +123,12 @@ class LongLedgers:
     """Source of sums over long keyed ledgers.
 
     Attributes:
-        min_named, max_named: ledgers that the question names.
-        min_length, max_length: entries of one ledger.
-        max_entries: of all named ledgers together; `null`: no bound.
-        unnamed: further ledgers, as long as the longest named one, that nobody asks for.
-        modulus: of the sum, and of the digits.
-        reading: how the expert reads by key: `one_by_one`, with a subtotal of each ledger, or `at_once`.
+        min_named, max_named: number of ledgers that the question names.
+        min_length, max_length: number of entries of a ledger.
+        max_entries: maximum number of entries of all named ledgers together; `null` sets no limit.
+        unnamed: number of further ledgers, which are as long as the longest named one.
+        modulus: modulus of the sum. Entries are digits below it.
+        reading: order in which the expert reads: `one_by_one`, with a subtotal of each ledger, or `at_once`.
         phrasing: "terse" for the embedded model, "plain" English for language models, with a modulus of 10.
     """
 

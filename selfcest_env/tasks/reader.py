@@ -90,9 +90,11 @@ def _collect_replies(plan: QuestionPlan, observation: Observation) -> tuple[dict
     for exchange in observation.exchanges:
         if not isinstance(exchange.action, Delegate) or not exchange.replies:
             continue
-        asked = {(plan.steps[index].ask(index, known), plan.steps[index].keys): index for index in plan.ready(known)}
+        step_by_request = {
+            (plan.steps[index].ask(index, known), plan.steps[index].keys): index for index in plan.ready(known)
+        }
         for request, reply in zip(exchange.action.requests, exchange.replies, strict=True):
-            index = asked.get((request.objective, request.shared_context))
+            index = step_by_request.get((request.objective, request.shared_context))
             if index is None:
                 continue
             answer = (reply.text or "").strip()

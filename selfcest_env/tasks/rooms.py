@@ -70,26 +70,29 @@ def understands(observation: Observation) -> bool:
 def propose(observation: Observation, style: Style) -> Proposal:
     """Ask a clone about every part at once, or read all parts, and conclude from the events."""
     seen = documents_in_sight(observation)
-    if asked := _match_question(observation.brief.text, _PART_QUESTIONS):
-        return Proposal(Answer(_summarise(asked, " ".join(seen.values())))) if seen else GIVE_UP
-    asked = _match_question(observation.brief.text, _QUESTIONS)
-    if asked is None:
+    if question := _match_question(observation.brief.text, _PART_QUESTIONS):
+        return Proposal(Answer(_summarise(question, " ".join(seen.values())))) if seen else GIVE_UP
+    question = _match_question(observation.brief.text, _QUESTIONS)
+    if question is None:
         return GIVE_UP
     call = last_replies(observation)
-    if call and all(_is_summary(asked, reply.text or "") for reply in call[1]):
-        return _conclude(asked, [reply.text or "" for reply in call[1]])
+    if call and all(_is_summary(question, reply.text or "") for reply in call[1]):
+        return _conclude(question, [reply.text or "" for reply in call[1]])
     keys = observation.brief.keys
     missing = tuple(key for key in keys if key not in seen)
     if not missing:
         texts = [seen[key] for key in keys] or list(seen.values())
-        return _conclude(asked, [_summarise(asked, text) for text in texts])
-    question = _PERSON_IN_PART.format(asked["person"]) if "person" in asked else _THING_IN_PART.format(asked["thing"])
+        return _conclude(question, [_summarise(question, text) for text in texts])
+    if "person" in question:
+        objective = _PERSON_IN_PART.format(question["person"])
+    else:
+        objective = _THING_IN_PART.format(question["thing"])
     # Whether an action is possible, and the action; the preferred one first.
     options: list[tuple[bool, Action]] = [
         (may_read(observation), Read(missing)),
         (
             call is None and may_delegate(observation, len(missing)),
-            Delegate(tuple(CloneRequest(question, (key,)) for key in missing)),
+            Delegate(tuple(CloneRequest(objective, (key,)) for key in missing)),
         ),
     ]
     if style is Style.DELEGATE:
@@ -117,38 +120,38 @@ def _find_events(text: str) -> list[Event]:
     return events
 
 
-def _summarise(asked: dict[str, str], text: str) -> str:
+def _summarise(question: dict[str, str], text: str) -> str:
     """Return what a text says about a person or a thing, in the form of a clone's reply."""
     events = _find_events(text)
-    if "person" in asked:
-        rooms = [event.does for event in events if event.person == asked["person"] and not event.thing]
+    if "person" in question:
+        rooms = [event.does for event in events if event.person == question["person"] and not event.thing]
         return rooms[-1] if rooms else NOWHERE
     clauses: list[str] = []
     for event in events:
-        if event.thing in ("", asked["thing"]):
+        if event.thing in ("", question["thing"]):
             clauses.append(f"{event.person} {event.does if event.thing else f'to {event.does}'}")
     return "; ".join(clauses) or NOTHING
 
 
-def _is_summary(asked: dict[str, str], reply: str) -> bool:
+def _is_summary(question: dict[str, str], reply: str) -> bool:
     """Return whether a reply has the form that `_summarise` returns."""
-    if "person" in asked:
+    if "person" in question:
         return reply.strip() not in ("", "?")
     return reply.strip() == NOTHING or all(_EVENT_IN_REPLY.fullmatch(piece.strip()) for piece in reply.split(";"))
 
 
-def _conclude(asked: dict[str, str], summaries: Sequence[str]) -> Proposal:
+def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
     """Infer the answer to a question from the summaries of all parts of the story, in order."""
-    room = asked.get("room")
-    if "person" in asked:
+    room = question.get("room")
+    if "person" in question:
         rooms = [summary.strip() for summary in summaries if summary.strip() != NOWHERE]
         if not rooms:
             return GIVE_UP
         if room is None:
             return Proposal(Answer(rooms[-1]))
-        return Proposal(Answer("yes" if rooms[-1] == room else "no"), f"{asked['person']}: {rooms[-1]}")
+        return Proposal(Answer("yes" if rooms[-1] == room else "no"), f"{question['person']}: {rooms[-1]}")
     rooms = _list_rooms_of_thing(summaries)
-    thought = f"{asked['thing']}: {', '.join(rooms)}"
+    thought = f"{question['thing']}: {', '.join(rooms)}"
     if room is not None:
         # The question is about the room before the last visit to `room`.
         rooms = rooms[: len(rooms) - 1 - rooms[::-1].index(room)] if room in rooms else []

@@ -106,19 +106,19 @@ class TableExpert(Checked):
     per_clone: Annotated[int, Between(1, 1000)] = 1
     reading: Annotated[str, OneOf(AT_ONCE, ONE_BY_ONE)] = AT_ONCE
 
-    def find(self, key: str, text: str, column: str) -> str | None:
+    def find_value(self, key: str, text: str, column: str) -> str | None:
         """Return the value of a column in a document, or `None` if the document lacks it."""
-        raise NotImplementedError(f"{type(self).__name__} has no find(key, text, column)")
+        raise NotImplementedError(f"{type(self).__name__} has no find_value(key, text, column)")
 
-    def asked(self, observation: Observation) -> TableQuestion | None:
+    def read_question(self, observation: Observation) -> TableQuestion | None:
         """Return the question of an agent if it is of this family, else `None`."""
-        raise NotImplementedError(f"{type(self).__name__} has no asked(observation)")
+        raise NotImplementedError(f"{type(self).__name__} has no read_question(observation)")
 
     def understands(self, observation: Observation) -> bool:
-        return self.asked(observation) is not None
+        return self.read_question(observation) is not None
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        question = self.asked(observation)
+        question = self.read_question(observation)
         if question is None:
             return GIVE_UP
         texts = documents_in_sight(observation)
@@ -148,7 +148,7 @@ class TableExpert(Checked):
         """Return the rows of these documents, or `None` if a document lacks a value."""
         rows: list[tuple[str, ...]] = []
         for key in keys:
-            values = [self.find(key, texts[key], column) for column in question.columns[1:]]
+            values = [self.find_value(key, texts[key], column) for column in question.columns[1:]]
             if None in values:
                 return None
             rows.append((key, *(value or "" for value in values)))

@@ -71,11 +71,11 @@ class TwoWikiTables(TableExpert, FileSource):
                 f"{self.name}.min_rows is {self.min_rows}, above max_rows = {self.max_rows}; expected at most max_rows"
             )
 
-    def asked(self, observation: Observation) -> TableQuestion | None:
+    def read_question(self, observation: Observation) -> TableQuestion | None:
         question = TableQuestion.read(observation.brief.text)
         return question if question is not None and question.columns[0] == KEY else None
 
-    def find(self, key: str, text: str, column: str) -> str | None:
+    def find_value(self, key: str, text: str, column: str) -> str | None:
         """Return the object of the evidence if the text contains it, else `None`."""
         value = self._cells.get((key, column))
         return value if value is not None and appears_in(value, text) else None

@@ -115,12 +115,12 @@ class WideTables(TableExpert):
         sentences += [NOTES[i] for i in rng.permutation(len(NOTES))[: self.notes]]
         return " ".join([f"{name} is a village.", *(sentences[i] for i in rng.permutation(len(sentences)))])
 
-    def asked(self, observation: Observation) -> TableQuestion | None:
+    def read_question(self, observation: Observation) -> TableQuestion | None:
         question = TableQuestion.read(observation.brief.text)
         fits = question is not None and question.columns[0] == KEY and {*question.columns[1:]} <= {*COLUMNS}
         return question if fits else None
 
-    def find(self, key: str, text: str, column: str) -> str | None:
+    def find_value(self, key: str, text: str, column: str) -> str | None:
         match = _PATTERNS[column].search(text)
         return match[1] if match else None
 

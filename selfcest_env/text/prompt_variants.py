@@ -72,8 +72,11 @@ def add_note(protocol: PromptFormat, opening: tuple[Message, ...], note: Note) -
 
 def _check_lacks(prompt_variant: object, protocol: PromptFormat, capability: type) -> None:
     """Raise `ConfigError` if the format has the capability already, because its notes would contradict each other."""
-    if (other := find_capability(protocol, capability)) is not None:
-        raise ConfigError(f"{prompt_variant!r} stands around {other!r}, which says another; leave one of the two out")
+    other = find_capability(protocol, capability)
+    if other is not None:
+        raise ConfigError(
+            f"{prompt_variant!r} stands around {other!r}, whose notes would contradict it; leave one of the two out"
+        )
 
 
 # A fixed note
@@ -184,7 +187,7 @@ class _WithTurnLimit(ProtocolDecorator):
             lines.append(f"For up to {self.extension} more write a line 'More turns: N' beside a call.")
         return add_note(self.protocol, self.protocol.open(brief), Note(" ".join(lines), self.turns))
 
-    def asked(self, text: str) -> int:
+    def count_requested_turns(self, text: str) -> int:
         if not self.extension:
             return 0
         return sum(map(int, _REQUEST_FOR_TURNS.findall(THINKING.sub("\n", text))))
@@ -223,8 +226,8 @@ class AddBoard(Checked):
         if not any(_INVITATION.text in message.content for message in opening):
             *_, innermost = iter_layers(protocol)
             raise ConfigError(
-                f"a board is kept in lines 'post: ...', and {type(innermost).__name__} has no lines: it says a note by "
-                "its number; play without a board, or by a protocol of sentences such as hermes"
+                f"the protocol is {type(innermost).__name__}, which writes notes as numbers; expected one that writes "
+                "sentences, because a board needs lines 'post: ...': use hermes, or leave the board out"
             )
         return _WithBoard(protocol, self.posts)
 

@@ -176,7 +176,7 @@ def test_an_extension_carries_a_call() -> None:
 
 @pytest.mark.parametrize("text", ["<think>\nMore turns: 2\n</think>12", "I want More turns: 2", "More turns: none"])
 def test_what_is_no_request(text: str) -> None:
-    assert AddTurnLimit(2, 2)(HERMES).asked(text) == 0  # type: ignore[attr-defined]
+    assert AddTurnLimit(2, 2)(HERMES).count_requested_turns(text) == 0  # type: ignore[attr-defined]
 
 
 def test_a_turn_that_was_cut_asks_for_nothing() -> None:
@@ -219,7 +219,7 @@ def test_an_extension_is_no_longer_than_is_told() -> None:
 @pytest.mark.parametrize("protocol", ["terse", "terse_budget", "terse_clones"])
 def test_a_board_needs_lines(protocol: str) -> None:
     for inner in (make_protocol(protocol), PlainTextProtocol(make_protocol(protocol))):
-        with pytest.raises(ConfigError, match="TerseProtocol has no lines: it says a note by its number"):
+        with pytest.raises(ConfigError, match="TerseProtocol, which writes notes as numbers"):
             Rules(LIMITS, inner, WORDS).with_variant(AddBoard())
 
 
@@ -498,7 +498,7 @@ class Former(Inside):
 
     turns = 2
 
-    def asked(self, text: str) -> int:
+    def count_requested_turns(self, text: str) -> int:
         return 0
 
     def remind(self, message: Message, left: int) -> Message:
@@ -513,7 +513,10 @@ class FormerBoard(Inside):
 @pytest.mark.parametrize(
     ("former", "words"),
     [
-        (Former, "the protocol Former has asked and remind and lacks extension, .*protocol.ControlsTurns"),
+        (
+            Former,
+            "the protocol Former has count_requested_turns and remind and lacks extension, .*protocol.ControlsTurns",
+        ),
         (FormerBoard, "the protocol FormerBoard has board and lacks posts, .*protocol.KeepsBoard"),
     ],
 )

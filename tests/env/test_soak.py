@@ -48,28 +48,28 @@ def test_whole_chunks_add_up_and_a_third_of_their_episodes_have_clones(soak: Mod
 
 
 def shares_one_too_many(state: Any, free: Amounts, rules: Any, requests: Any) -> Any:
-    found = grants.call_grants(state, free, rules, requests)
+    found = grants.compute_call_grants(state, free, rules, requests)
     return found and [grant.plus(Amounts(1)) for grant in found]
 
 
 def first_child_gets_a_clone_less(state: Any, free: Amounts, rules: Any, requests: Any) -> Any:
-    found = grants.call_grants(state, free, rules, requests)
+    found = grants.compute_call_grants(state, free, rules, requests)
     return found and [found[0]._replace(clones=found[0].clones and found[0].clones - 1), *found[1:]]
 
 
 def goes_deeper(state: Any, free: Amounts, rules: Any, requests: Any) -> Any:
-    found = grants.call_grants(state, free, rules, requests)
+    found = grants.compute_call_grants(state, free, rules, requests)
     return found and [grant._replace(clones=9) for grant in found]
 
 
 def keeps_nothing(state: Any, free: Amounts, rules: Any) -> Any:
     """A turn that leaves no room for one more answer."""
-    tokens, last = grants.turn_grant(state, free, rules)
+    tokens, last = grants.compute_turn_grant(state, free, rules)
     return tokens and tokens + (last is None), last
 
 
 def grants_a_token_less(state: Any, free: Amounts, rules: Any) -> Any:
-    tokens, last = grants.turn_grant(state, free, rules)
+    tokens, last = grants.compute_turn_grant(state, free, rules)
     return (tokens - 1 if tokens and tokens > 1 else tokens), last
 
 
@@ -123,11 +123,11 @@ COUNT, NEWBORN, ANSWER = WordCounter.count, Kernel._make_child, Kernel._answer
 @pytest.mark.parametrize(
     ("place", "name", "broken"),
     [
-        (kernel, "call_grants", shares_one_too_many),
-        (kernel, "call_grants", first_child_gets_a_clone_less),
-        (kernel, "call_grants", goes_deeper),
-        (kernel, "turn_grant", keeps_nothing),
-        (kernel, "turn_grant", grants_a_token_less),
+        (kernel, "compute_call_grants", shares_one_too_many),
+        (kernel, "compute_call_grants", first_child_gets_a_clone_less),
+        (kernel, "compute_call_grants", goes_deeper),
+        (kernel, "compute_turn_grant", keeps_nothing),
+        (kernel, "compute_turn_grant", grants_a_token_less),
         (kernel, "find_refusal", refuses_pairs),
         (kernel, "find_refusal", names_another_reason),
         (Ledger, "close", never_flows_back),

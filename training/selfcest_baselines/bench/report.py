@@ -19,19 +19,19 @@ def known_scenarios() -> str:
     """Return a Markdown table of the scenarios with their reference returns."""
     heads = ("scenario", "what it asks for", "agents", "horizon", "idle", "random", "never", "optimal", "solved from")
     lines = []
-    for name, spec in SCENARIOS.items():
-        reference = spec.reference
+    for name, scenario in SCENARIOS.items():
+        reference = scenario.reference
         lines.append(
             [
                 f"`{name}`",
-                spec.description,
-                str(spec.rules.num_agents),
+                scenario.description,
+                str(scenario.rules.num_agents),
                 str(reference.horizon),
                 f"{reference.idle:.2f}",
                 f"{reference.random:.3f}",
                 "-" if reference.never is None else f"{reference.never:.3f}",
                 f"{reference.optimal:.3f}",
-                f"{spec.threshold:.3f}",
+                f"{scenario.threshold:.3f}",
             ]
         )
     return _markdown(heads, lines)

@@ -247,7 +247,7 @@ def export(results: Results, file: Path) -> None:
     """
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for cell, run in results.items():
-        spec = get_scenario(cell.scenario)
+        scenario = get_scenario(cell.scenario)
         steps: dict[str, Any] = {}
         # marl-eval needs the same steps in every run. So a step is a share of the budget of CPU time, counted in
         # milliseconds, and its metric is the last one measured by then.
@@ -256,11 +256,11 @@ def export(results: Results, file: Path) -> None:
             returns = [team_return for _, seconds, team_return in run.points if seconds <= elapsed]
             latest = returns[-1] if returns else run.points[0][2]
             times = {"step_count": round(1000 * elapsed), "elapsed_time": elapsed}
-            steps[f"step_{number}"] = times | _metrics(spec, latest)
-        steps["absolute_metrics"] = _metrics(spec, run.last)
+            steps[f"step_{number}"] = times | _metrics(scenario, latest)
+        steps["absolute_metrics"] = _metrics(scenario, run.last)
         tasks.setdefault(cell.scenario, {}).setdefault(cell.entry, {})[f"seed_{cell.seed}"] = steps
     write_text(file, json.dumps({"selfcest": tasks}) + "\n")
 
 
-def _metrics(spec: Scenario, team_return: float) -> dict[str, list[float]]:
-    return {"return": [team_return], "score": [spec.normalize_return(team_return)]}
+def _metrics(scenario: Scenario, team_return: float) -> dict[str, list[float]]:
+    return {"return": [team_return], "score": [scenario.normalize_return(team_return)]}
