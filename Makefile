@@ -11,10 +11,10 @@ PACKAGES := selfcest_env agents/selfcest_agents $(addprefix training/selfcest_,t
 .DELETE_ON_ERROR:
 .PHONY: help train test lint slow format site lock release clean
 
-help: ## say what there is
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Written last, so a set-up that was cut short is done again. hatchling is in the lock, hence no build isolation.
+# The marker is written last, so an interrupted set-up is repeated. hatchling is in the lock, hence no build isolation.
 $(VENV)/.installed: pyproject.toml requirements/dev.txt requirements/torch.txt
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit("selfcest needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -24,43 +24,43 @@ $(VENV)/.installed: pyproject.toml requirements/dev.txt requirements/torch.txt
 	$(BIN)/python -m $(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Tests open pages in it. They are skipped, and say so, where it is not there and cannot be installed.
+# Tests open pages in Chromium. Without it and without a way to install it, they are skipped with a reason.
 $(VENV)/.browser: $(VENV)/.installed
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || \
 	    { test "$$(id -u)" = 0 && timeout 60 apt-get -qq update && \
 	      DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install --yes --no-install-recommends chromium > /dev/null; } || \
-	    echo "no Chromium here and no way to install it: tests that open a page will be skipped" >&2
+	    echo "Chromium is missing and cannot be installed: tests that open a page will be skipped" >&2
 	@touch $@
 
-train: $(VENV)/.installed ## set up, then train, or go on where it stopped; ARGS="..." go to `selfcest train`
+train: $(VENV)/.installed ## set up, then train or resume; ARGS="..." are passed to `selfcest train`
 	$(BIN)/selfcest train --resume $(ARGS)
 
-# Tiny tensors lose more to threads that spin for each other than they win.
+# On tiny tensors, threads that wait for each other cost more than they gain.
 test slow: export OMP_NUM_THREADS = 1
 test slow: export OMP_WAIT_POLICY = passive
 
-test: lint $(VENV)/.browser ## set up, lint, check types and imports, run the fast tests; ARGS="..." go to pytest
+test: lint $(VENV)/.browser ## set up, lint, check types and imports, run the fast tests; ARGS="..." are passed to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-lint: $(VENV)/.installed ## ruff, mypy, import contracts
+lint: $(VENV)/.installed ## run ruff, mypy and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/lint-imports
 
-slow: $(VENV)/.installed $(VENV)/.browser ## run the slow tests; ARGS="..." go to pytest
+slow: $(VENV)/.installed $(VENV)/.browser ## run the slow tests; ARGS="..." are passed to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
 
-format: $(VENV)/.installed ## let ruff fix and format
+format: $(VENV)/.installed ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-site: $(VENV)/.installed ## build the documentation into site/, in an environment of its own; .venv makes the pages that it embeds
+site: $(VENV)/.installed ## build the documentation into site/ in its own environment; .venv makes the embedded pages
 	$(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m $(LOCKED) -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
-# uv from tools.in, as tools.txt may not yet have a new one. Hashes of a pin that stands are kept, not asked for anew.
+# uv comes from tools.in, because tools.txt may lack a new version. The hashes of an unchanged pin are kept.
 lock: ## write the hashes of requirements/*.in into requirements/*.txt
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m $(INSTALL) --no-deps `grep '^uv==' requirements/tools.in`
@@ -68,7 +68,7 @@ lock: ## write the hashes of requirements/*.in into requirements/*.txt
 	$(VENV)-lock/bin/uv pip compile --quiet --no-deps --universal --generate-hashes --no-annotate --python-version 3.11.0 \
 	--custom-compile-command "make lock" --output-file $${pins%.in}.txt $$pins || exit; done
 
-release: ## build sdist and wheel into dist/, with an SBOM and their provenance, from a commit
+release: ## build sdist and wheel into dist/, with an SBOM and their provenance, of a commit
 	$(PYTHON) -m venv $(VENV)-tools
 	$(VENV)-tools/bin/python -m $(LOCKED) -r requirements/tools.txt
 	rm -rf dist

@@ -202,7 +202,7 @@ def test_help_of_a_plain_install_says_how_to_get_the_rest(
 def test_options_of_trace_in_a_plain_install_are_those_of_the_whole_command() -> None:
     source = (ROOT / "training" / "selfcest_cli" / "plain.py").read_text(encoding="utf-8")
     whole = {option for parameter in get_command(cli.app).commands["trace"].params for option in parameter.opts}  # type: ignore[attr-defined]
-    assert set(re.findall(r'add_argument\("(--[a-z]+)"', source)) == whole - {
+    assert set(re.findall(r'add_argument\(\s*"(--[a-z]+)"', source)) == whole - {
         "--html",
         "--credit",
         "--svg",
