@@ -81,7 +81,7 @@ def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_
     assert [lines[0], lines[5]] == ["attempt 1 of 2", "attempt 2 of 2"]
     for probe in (lines[4], lines[9]):
         assert probe.startswith("phase 1: choice 0.")
-        assert probe.endswith("0.9 asked for, not learned")
+        assert probe.endswith("required 0.9: failed")
     assert all(line.startswith("loss ") for line in (*lines[1:4], *lines[6:9]))
     assert len(lines) == 10
     wrong = [f"choice {row['accuracy/choice']:.2f} after phase 1" for row in probes]
@@ -287,7 +287,7 @@ def test_a_probe_passes_where_every_family_does(accuracy: tuple[float, float], p
     probe = Probe(1, 0.9, dict(zip(("a", "b"), accuracy, strict=True)), 5)
     assert probe.passed is passed
     assert str(probe) == (
-        f"phase 2: a {accuracy[0]:.2f}, b {accuracy[1]:.2f}; 0.9 asked for, {'learned' if passed else 'not learned'}"
+        f"phase 2: accuracy a {accuracy[0]:.2f}, b {accuracy[1]:.2f}; required 0.9: {'passed' if passed else 'failed'}"
     )
 
 

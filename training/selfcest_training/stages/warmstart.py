@@ -33,7 +33,8 @@ from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.probe import draw_probe_requests, group_by_family
 
-_DRAWS = 8  # tasks of a family that are drawn and played at once
+# Number of tasks of a family that are drawn and played at once.
+_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Probe:
 
     def __str__(self) -> str:
         accuracy = ", ".join(f"{family} {value:.2f}" for family, value in self.accuracy.items())
-        verdict = "learned" if self.passed else "not learned"
-        return f"phase {self.phase + 1}: {accuracy}; {self.threshold:g} asked for, {verdict}"
+        verdict = "passed" if self.passed else "failed"
+        return f"phase {self.phase + 1}: accuracy {accuracy}; required {self.threshold:g}: {verdict}"
 
 
 @dataclass(frozen=True)
