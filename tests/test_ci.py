@@ -79,7 +79,7 @@ def test_a_set_that_failed_and_was_then_cut_has_failed(checkout: Path, said: str
     ("said", "verdict"),
     [
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "failed (its lock is wrong"),
-        ("ERROR: No matching distribution found for torch", "skipped (cannot be installed here"),
+        ("ERROR: No matching distribution found for torch", "skipped (cannot be installed"),
     ],
 )
 def test_a_wrong_lock_is_no_registry_that_cannot_be_reached(checkout: Path, said: str, verdict: str) -> None:
@@ -108,17 +108,17 @@ def give_python(checkout: Path, version: str) -> None:
 
 def test_a_python_that_is_not_there_is_named(checkout: Path) -> None:
     printed = ci(checkout, 'any_python_set 3.12 lowest "" 0 60 tests')
-    assert "game on Python 3.12, lowest versions: skipped (there is no Python 3.12 here)" in printed
+    assert "game on Python 3.12, lowest versions: skipped (Python 3.12 is not installed)" in printed
 
 
 def test_a_python_of_another_version_behind_the_name_is_none(checkout: Path) -> None:
     give_python(checkout, "3.12")
     (checkout / "bin" / "python3.12").rename(checkout / "bin" / "python3.13")
     printed = ci(checkout, 'any_python_set 3.13 newest "" 0 60 tests')
-    assert "game on Python 3.13, newest versions: skipped (there is no Python 3.13 here)" in printed
+    assert "game on Python 3.13, newest versions: skipped (Python 3.13 is not installed)" in printed
 
 
-@pytest.mark.parametrize(("rc", "verdict"), [("0", "passed ("), ("1", "skipped (cannot be installed here")])
+@pytest.mark.parametrize(("rc", "verdict"), [("0", "passed ("), ("1", "skipped (cannot be installed")])
 def test_the_game_is_tested_on_a_python_that_is_there(checkout: Path, rc: str, verdict: str) -> None:
     give_python(checkout, "3.12")
     printed = ci(checkout, 'any_python_set 3.12 lowest "" 0 60 tests', RC=rc, SELFCEST_CI_BUDGET_S="60")
@@ -129,5 +129,5 @@ def test_a_python_without_a_cpu_build_of_torch_is_skipped(checkout: Path) -> Non
     give_python(checkout, "3.12")
     (checkout / "requirements" / "torch.txt").write_text("torch==2.13.0\n")
     printed = ci(checkout, "any_python_set 3.12 newest train 0 60 tests", RC="1", SELFCEST_CI_BUDGET_S="60")
-    verdict = "skipped (no CPU build torch==2.13.0+cpu for Python 3.12 here)"
+    verdict = "skipped (no CPU build torch==2.13.0+cpu for Python 3.12)"
     assert f"train on Python 3.12, newest versions: {verdict}" in printed
