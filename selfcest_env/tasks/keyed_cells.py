@@ -21,17 +21,17 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from selfcest_env.structure import Checked
+from selfcest_env.errors import check_integer
+from selfcest_env.structure import Between, Checked, check_order
 from selfcest_env.tasks.source import (
     GIVE_UP,
     TERSE,
     Proposal,
     Style,
-    check_span,
     documents_in_sight,
     documents_read,
     draw_int,
@@ -65,17 +65,18 @@ class KeyedCells(Checked):
     """
 
     name: ClassVar[str] = "keyed_cells"
-    min_cells: int = 16
-    max_cells: int = 16
-    min_fields: int = 8
-    max_fields: int = 8
+    min_cells: Annotated[int, Between(1, len(KEYS))] = 16
+    max_cells: Annotated[int, Between(1, len(KEYS))] = 16
+    min_fields: Annotated[int, Between(1, len(FIELDS))] = 8
+    max_fields: Annotated[int, Between(1, len(FIELDS))] = 8
     asks: Literal["own", "next", "by_letter"] = "own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_span(self.name, ("min_cells", "max_cells"), (self.min_cells, self.max_cells), 1, len(KEYS))
-        fewest = 1 if self.asks == "own" else 2
-        check_span(self.name, ("min_fields", "max_fields"), (self.min_fields, self.max_fields), fewest, len(FIELDS))
+        check_order(self, "min_cells", "max_cells")
+        check_order(self, "min_fields", "max_fields")
+        if self.asks != "own":
+            check_integer("min_fields", self.min_fields, 2, len(FIELDS), "the named field and the next one")
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_cells, self.max_cells)
@@ -87,13 +88,14 @@ class KeyedCells(Checked):
             length = draw_int(rng, self.min_fields, self.max_fields)
             fields = [FIELDS[i] for i in rng.permutation(len(FIELDS))[:length]]
             digits = rng.integers(10, size=length)
-            asked = draw_int(rng, 0, length - (1 if self.asks == "own" else 2))
+            # The last field has no next one.
+            index = draw_int(rng, 0, length - (1 if self.asks == "own" else 2))
             context[key] = "".join(f"{field}{digit}" for field, digit in zip(fields, digits, strict=True))
-            question += key + fields[asked]
-            digit = digits[asked + self._offset(fields[asked])]
+            question += key + fields[index]
+            digit = digits[index + self._offset(fields[index])]
             answer += format_label(len(answer) // 2, TERSE) + str(digit)
-        listed = {key: context[key] for key in sorted(context)}
-        return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
+        sorted_context = {key: context[key] for key in sorted(context)}
+        return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, sorted_context)
 
     def understands(self, observation: Observation) -> bool:
         return self._read_cells(observation) is not None

@@ -19,11 +19,12 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, check_integer
+from selfcest_env.structure import Between, Checked, OneOf, check_order
 from selfcest_env.tasks.source import (
     GIVE_UP,
     PHRASINGS,
@@ -32,9 +33,6 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     add_up_replies,
-    check_choice,
-    check_int,
-    check_span,
     documents_read,
     draw_int,
     format_label,
@@ -118,8 +116,12 @@ def read_entries(text: str) -> Entries:
     return ()
 
 
+_Named = Annotated[int, Between(1, len(KEYS))]
+_Length = Annotated[int, Between(1, len(FIELDS))]
+
+
 @dataclass(frozen=True)
-class LongLedgers:
+class LongLedgers(Checked):
     """Source of sums over long keyed ledgers.
 
     Attributes:
@@ -133,32 +135,31 @@ class LongLedgers:
     """
 
     name: ClassVar[str] = "long_ledgers"
-    min_named: int = 1
-    max_named: int = 6
-    min_length: int = 2
-    max_length: int = 24
+    min_named: _Named = 1
+    max_named: _Named = 6
+    min_length: _Length = 2
+    max_length: _Length = 24
     max_entries: int | None = None
     unnamed: int = 1
-    modulus: int = 10
-    reading: str = ONE_BY_ONE
-    phrasing: str = TERSE
+    modulus: Annotated[int, Between(2, 10)] = 10
+    reading: Annotated[str, OneOf(AT_ONCE, ONE_BY_ONE)] = ONE_BY_ONE
+    phrasing: Annotated[str, OneOf(*PHRASINGS)] = TERSE
 
     def __post_init__(self) -> None:
-        check_span(self.name, ("min_named", "max_named"), (self.min_named, self.max_named), 1, len(KEYS))
-        check_span(self.name, ("min_length", "max_length"), (self.min_length, self.max_length), 1, len(FIELDS))
-        check_int(self.name, "unnamed", self.unnamed, 0, len(KEYS) - self.max_named)
-        check_int(self.name, "modulus", self.modulus, 2, 10)
-        check_choice(self.name, "reading", self.reading, (AT_ONCE, ONE_BY_ONE))
-        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+        super().__post_init__()
+        check_order(self, "min_named", "max_named")
+        check_order(self, "min_length", "max_length")
+        check_integer("unnamed", self.unnamed, 0, len(KEYS) - self.max_named)
         if self.phrasing == PLAIN and self.modulus != 10:
             raise ConfigError(
-                f"{self.name}.modulus is {self.modulus}; expected 10 where phrasing is 'plain', whose questions "
-                "are about the last digit"
+                f"modulus is {self.modulus}; expected 10 where phrasing is 'plain', whose questions are about the last "
+                "digit"
             )
-        if self.max_entries is not None and self.max_entries < self.max_named * self.min_length:
+        fewest_entries = self.max_named * self.min_length
+        if self.max_entries is not None and self.max_entries < fewest_entries:
             raise ConfigError(
-                f"{self.name}.max_entries is {self.max_entries}; expected null or at least max_named x min_length = "
-                f"{self.max_named * self.min_length}"
+                f"max_entries is {self.max_entries}; expected null or at least max_named x min_length = "
+                f"{fewest_entries}"
             )
 
     def draw(self, rng: np.random.Generator) -> Task:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Between, Checked, NotEmpty, OneOf, check_order
 from selfcest_env.tasks.source import (
     GIVE_UP,
     PHRASINGS,
@@ -25,9 +25,6 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     add_up_replies,
-    check_choice,
-    check_int,
-    check_span,
     draw_int,
     is_root,
     last_replies,
@@ -100,8 +97,11 @@ def parse(text: str) -> RangeQuery | None:
     return query if 1 <= query.start <= query.end <= MAX_POSITION else None
 
 
+_Size = Annotated[int, Between(1, MAX_POSITION)]
+
+
 @dataclass(frozen=True)
-class RangeSum:
+class RangeSum(Checked):
     """Source of range sums.
 
     Attributes:
@@ -112,21 +112,15 @@ class RangeSum:
     """
 
     name: ClassVar[str] = "range_sum"
-    min_length: int = 2
-    max_length: int = 16
-    pieces: tuple[int, ...] = (5, 10)
-    phrasing: str = TERSE
-    size_step: int = 0
+    min_length: _Size = 2
+    max_length: _Size = 16
+    pieces: Annotated[tuple[_Size, ...], NotEmpty()] = (5, 10)
+    phrasing: Annotated[str, OneOf(*PHRASINGS)] = TERSE
+    size_step: Annotated[int, Between(0, MAX_POSITION)] = 0
 
     def __post_init__(self) -> None:
-        lengths = (self.min_length, self.max_length)
-        check_span(self.name, ("min_length", "max_length"), lengths, 1, MAX_POSITION)
-        if not self.pieces:
-            raise ConfigError(f"{self.name}.pieces is empty; expected at least one size from 1 to {MAX_POSITION}")
-        for piece in self.pieces:
-            check_int(self.name, "pieces", piece, 1, MAX_POSITION)
-        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
-        check_int(self.name, "size_step", self.size_step, 0, MAX_POSITION)
+        super().__post_init__()
+        check_order(self, "min_length", "max_length")
 
     def draw(self, rng: np.random.Generator) -> Task:
         length = draw_int(rng, self.min_length, self.max_length)

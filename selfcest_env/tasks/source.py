@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import implements
 from selfcest_env.protocol import LABELS, Reply
 from selfcest_env.types import Action, Answer, Delegate, Read, Role, Scalar, Task
@@ -115,32 +114,6 @@ def make_task(
 def draw_int(rng: np.random.Generator, low: int, high: int) -> int:
     """Draw an integer uniformly from [low, high], both included."""
     return int(rng.integers(low, high + 1))
-
-
-# Checks of options
-
-
-def check_int(source: str, name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{source}.{name} is {value!r}; expected a whole number from {low} to {high}")
-
-
-def check_span(source: str, names: tuple[str, str], values: tuple[int, int], low: int, high: int) -> None:
-    """Check that two options are in [low, high] and in order."""
-    for name, value in zip(names, values, strict=True):
-        check_int(source, name, value, low, high)
-    if values[0] > values[1]:
-        raise ConfigError(
-            f"{source}.{names[0]} is {values[0]}, above {source}.{names[1]} = {values[1]}; expected {low} <= "
-            f"{names[0]} <= {names[1]} <= {high}"
-        )
-
-
-def check_choice(source: str, name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{source}.{name} is {value!r}; expected one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"
-        )
 
 
 # The view of an expert

@@ -97,10 +97,10 @@ class WideTables(TableExpert):
 
     def draw(self, rng: np.random.Generator) -> Task:
         num_rows = draw_int(rng, self.min_rows, self.max_rows)
-        asked = sorted(rng.permutation(len(COLUMNS))[: draw_int(rng, self.min_columns, self.max_columns)])
+        column_indices = sorted(rng.permutation(len(COLUMNS))[: draw_int(rng, self.min_columns, self.max_columns)])
         names = [NAMES[i] for i in rng.permutation(len(NAMES))[: num_rows + self.unnamed]]
         facts = {name: _draw_attributes(rng) for name in names}
-        columns = tuple(COLUMNS[i] for i in asked)
+        columns = tuple(COLUMNS[i] for i in column_indices)
         question = TableQuestion((KEY, *columns), tuple(names[:num_rows]))
         rows_of_truth: list[tuple[str, ...]] = []
         for name in question.keys:

@@ -102,7 +102,7 @@ def test_the_next_field_is_asked_for_and_clones_are_told_the_same() -> None:
     ]
     briefs = [[agent.objective for agent in record.agents[1:]] for record in played]
     assert briefs == [["a", "a"], ["b", "a"]]
-    with pytest.raises(ConfigError, match=r"keyed_cells\.min_fields is 1; expected a whole number from 2"):
+    with pytest.raises(ConfigError, match=r"min_fields is 1; expected a whole number from 2"):
         KeyedCells(asks="next", min_fields=1)
     with pytest.raises(ConfigError, match="asks is 'other'; expected"):
         KeyedCells(asks="other")  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_each_letter_has_a_convention_of_its_own() -> None:
                 play(task, style, replace(LIMITS, max_reads=99), TerseProtocol(), source=source).answer == task.answer
             )
     assert len(seen) == 26
-    with pytest.raises(ConfigError, match=r"keyed_cells\.min_fields is 1; expected a whole number from 2"):
+    with pytest.raises(ConfigError, match=r"min_fields is 1; expected a whole number from 2"):
         KeyedCells(asks="by_letter", min_fields=1)
 
 
@@ -182,7 +182,7 @@ def test_a_task_without_a_key_for_every_cell_is_an_error(metadata: dict[str, str
 def test_an_unknown_coupling_is_refused() -> None:
     with pytest.raises(ConfigError, match="coupling is 'and'; expected"):
         make_reward("correct", grader={"name": "cells", "coupling": "and"})
-    with pytest.raises(ConfigError, match=r"keyed_cells\.max_cells is 27"):
+    with pytest.raises(ConfigError, match=r"KeyedCells\.max_cells is 27"):
         KeyedCells(max_cells=27)
 
 

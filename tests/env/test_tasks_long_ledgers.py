@@ -179,16 +179,16 @@ def test_draws(phrasing: str, modulus: int) -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"max_named": 27}, "long_ledgers.max_named is 27; expected a whole number from 1 to 26"),
-        ({"max_length": 27}, "long_ledgers.max_length is 27; expected a whole number from 1 to 26"),
-        ({"max_named": 20, "unnamed": 7}, "long_ledgers.unnamed is 7; expected a whole number from 0 to 6"),
-        ({"modulus": 1}, "long_ledgers.modulus is 1; expected a whole number from 2 to 10"),
-        ({"modulus": 5, "phrasing": "plain"}, "long_ledgers.modulus is 5; expected 10 where phrasing is 'plain'"),
+        ({"max_named": 27}, "LongLedgers.max_named is 27; expected a whole number from 1 to 26"),
+        ({"max_length": 27}, "LongLedgers.max_length is 27; expected a whole number from 1 to 26"),
+        ({"max_named": 20, "unnamed": 7}, "unnamed is 7; expected a whole number from 0 to 6"),
+        ({"modulus": 1}, "LongLedgers.modulus is 1; expected a whole number from 2 to 10"),
+        ({"modulus": 5, "phrasing": "plain"}, "modulus is 5; expected 10 where phrasing is 'plain'"),
         ({"phrasing": "words"}, "phrasing is 'words'"),
         ({"reading": "at once"}, "Did you mean 'at_once'?"),
         (
             {"max_entries": 11},
-            "long_ledgers.max_entries is 11; expected null or at least max_named x min_length = 12",
+            "max_entries is 11; expected null or at least max_named x min_length = 12",
         ),
     ],
 )

@@ -130,5 +130,5 @@ def test_draws_cover_the_lengths_and_repeat_with_the_seed() -> None:
     ],
 )
 def test_bad_knobs(knobs: dict) -> None:
-    with pytest.raises(ConfigError, match=r"range_sum\.(min_length|max_length|pieces|size_step) is"):
+    with pytest.raises(ConfigError, match=r"(RangeSum\.)?(min_length|max_length|pieces(\[0\])?|size_step) is"):
         RangeSum(**knobs)
