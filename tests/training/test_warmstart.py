@@ -80,7 +80,7 @@ def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_
     lines = [line for _, line in said]
     assert [lines[0], lines[5]] == ["attempt 1 of 2", "attempt 2 of 2"]
     for probe in (lines[4], lines[9]):
-        assert probe.startswith("phase 1: choice 0.")
+        assert probe.startswith("phase 1: accuracy choice 0.")
         assert probe.endswith("required 0.9: failed")
     assert all(line.startswith("loss ") for line in (*lines[1:4], *lines[6:9]))
     assert len(lines) == 10
