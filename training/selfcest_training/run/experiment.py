@@ -104,7 +104,7 @@ def _connect_cluster(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console, evaluator: Evaluator) -> None:
-    jobs = [JobId(variant, seed) for seed, variant in itertools.product(config.seeds, config.variants)]
+    jobs = [JobId(variant, seed) for seed, variant in itertools.product(config.seeds, _longest_first(config))]
     try:
         check_layout(config, jobs)
         prepare_folder(config, resume)
@@ -295,6 +295,19 @@ def _stop_on_signal() -> Iterator[_StopFlag]:
     finally:
         for number in handled_signals:
             signal.signal(number, handlers_before[number])
+
+
+def _longest_first(config: RunConfig) -> list[str]:
+    """Return the variants, those with RL and then those with more demonstrations first.
+
+    If the longest job came last, it would run while the other workers have nothing to do.
+    """
+
+    def length(name: str) -> tuple[bool, int]:
+        variant = config.variants[name]
+        return variant.rl.steps > 0, sum(phase.tokens for phase in variant.warmstart.phases)
+
+    return sorted(config.variants, key=length, reverse=True)
 
 
 def _run_jobs(
