@@ -159,18 +159,7 @@ class OpenAIEngine(_ClientOwner[Completion]):
                 f"{what} has no {missing}; use a server that supports return_token_ids and logprobs, such as vllm "
                 "serve, or use OpenAIPolicy, whose episodes have texts only and cannot be trained on"
             )
-        largest_id = (self._vocab_size or ID_BOUND) - 1
-        for i, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-            if not is_integer_within(token, 0, largest_id):
-                raise InfrastructureError(
-                    f"{what}: id {i} is {make_excerpt(token)}; expected a whole number, 0 to {largest_id}"
-                )
-            # Comparisons, because math.isfinite overflows for a large JSON integer. They are false for NaN.
-            is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
-            if not is_number or not -sys.float_info.max <= logprob <= LOGPROB_ROUNDING:
-                raise InfrastructureError(
-                    f"{what}: log-prob {i} is {make_excerpt(logprob)}; expected a finite number <= 0"
-                )
+        _check_ids_and_logprobs(what, ids, logprobs, largest_id=(self._vocab_size or ID_BOUND) - 1)
         reported_tokens = _read_completion_tokens(answer)
         if reported_tokens is not None and reported_tokens != len(ids):
             raise PolicyError(
@@ -244,6 +233,19 @@ class OpenAIPolicy(_ClientOwner[Generation]):
     def _format_message(self, message: Message) -> dict[str, str]:
         role = MessageRole.USER if message.role is MessageRole.TOOL else message.role
         return {"role": str(role), "content": self._markers.clean(message).content}
+
+
+def _check_ids_and_logprobs(what: str, ids: Sequence[Any], logprobs: Sequence[Any], largest_id: int) -> None:
+    """Raise `InfrastructureError` for a JSON value that is not an id or not a log-prob."""
+    for i, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+        if not is_integer_within(token, 0, largest_id):
+            raise InfrastructureError(
+                f"{what}: id {i} is {make_excerpt(token)}; expected a whole number, 0 to {largest_id}"
+            )
+        # Comparisons, because math.isfinite overflows for a large JSON integer. They are false for NaN.
+        is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
+        if not is_number or not -sys.float_info.max <= logprob <= LOGPROB_ROUNDING:
+            raise InfrastructureError(f"{what}: log-prob {i} is {make_excerpt(logprob)}; expected a finite number <= 0")
 
 
 def _read_generation(name: str, grant: int, answer: Any) -> Generation:

@@ -183,10 +183,13 @@ def write_page(
         raise NotInRecordsError("; ".join(left_out))
     for line in left_out:
         _warn(f"left out: {line}")
+    page = make_viewer_page(_make_title(files), views, renderers, shown_schemes, left_out)
+    save_page(page, out, len(views), console)
+
+
+def _make_title(files: Sequence[Path]) -> str:
     title = ", ".join(str(file) for file in files[:3])
-    if len(files) > 3:
-        title += f" and {len(files) - 3} more"
-    save_page(make_viewer_page(title, views, renderers, shown_schemes, left_out), out, len(views), console)
+    return title if len(files) <= 3 else f"{title} and {len(files) - 3} more"
 
 
 def _with_replays(views: Sequence[EpisodeView], episode_id: str) -> list[EpisodeView]:

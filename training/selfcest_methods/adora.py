@@ -31,10 +31,10 @@ class AdoraOptions(WrapperOptions):
 
     Attributes:
         factor: multiplies the credit of a group that is not favoured.
-        length: cost measure that is the length of an episode, for the rule `length` only.
+        length: cost measure of the length of an episode, for the rule `length` only.
         term: reward term that is above 0 for a right episode.
-        rule: decides which groups are favoured.
-        at_most: largest share of right episodes, for the rule `difficulty` only.
+        rule: rule by which groups are favoured, see the module.
+        at_most: largest share of right episodes in a favoured group, for the rule `difficulty` only.
         gain: multiplies the credit of a favoured group.
     """
 
@@ -55,7 +55,7 @@ class Adora(WrapperScheme):
 
     name: ClassVar[str] = "adora"
     formula: ClassVar[str] = (
-        "as `scheme`, times `factor` unless the longest right episode is longer than wrong ones are, or few are right"
+        "A = A of `scheme`, times `factor` unless right episodes are longer than wrong ones, or rare (by `rule`)"
     )
     source: ClassVar[str] = "ADORA, arXiv 2602.10019, its released code"
     promise: ClassVar[Promise] = Promise.BIASED

@@ -60,7 +60,7 @@ class Branches(CreditAssigner, Checked):
 
     name: ClassVar[str] = "branches"
     formula: ClassVar[str] = (
-        "clone, n alternatives, all trained at 1 / (n + 1): A = R - mean R of the others; root: rloo"
+        "clone and its n alternatives: A = R - mean R of the others, each with weight 1 / (n + 1); root: rloo"
     )
     source: ClassVar[str] = "C3, arXiv 2603.06859"
     promise: ClassVar[Promise] = Promise.UNBIASED

@@ -54,7 +54,7 @@ class D3s(CountsSteps, WrapperScheme):
 
     name: ClassVar[str] = "d3s"
     formula: ClassVar[str] = (
-        "as `scheme`; rollouts of largest Var(A), of these tokens of largest |A| H, ever more of them"
+        "A of `scheme` for the rollouts of largest Var(A) and their tokens of largest |A| H; shares grow to 1"
     )
     source: ClassVar[str] = "D3S, Wang et al. 2025, arXiv 2509.22115"
     promise: ClassVar[Promise] = Promise.BIASED

@@ -43,7 +43,7 @@ class Downsampled(WrapperScheme):
     """Takes the credit of another scheme, by default `rloo`, for a balanced part of the group only."""
 
     name: ClassVar[str] = "downsampled"
-    formula: ClassVar[str] = "as `scheme` over the whole group; n of it train, half of them right"
+    formula: ClassVar[str] = "A of `scheme` over the whole group; n episodes of it train, half of them right"
     source: ClassVar[str] = "Reinforce-Ada, arXiv 2510.04996"
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False

@@ -138,7 +138,7 @@ def draw_distinct_tasks(source: TaskSource, seed: int, count: int, excluded: set
 def main(
     study: Annotated[Path, typer.Argument(help="YAML config of the study; its policy and limits are used.")],
     family: Annotated[str, typer.Option(help="Task family of the study to learn from.")],
-    file: Annotated[Path, typer.Option("--playbook", help="File of the playbook; an existing one is continued.")],
+    file: Annotated[Path, typer.Option("--playbook", help="JSON file of the playbook; an existing one is extended.")],
     tasks: Annotated[int, typer.Option(help="Number of tasks to learn from.")] = 20,
     max_bullets: Annotated[int, typer.Option(help="Largest number of bullets of a role.")] = 30,
     gold: Annotated[str, typer.Option(help="Truth that the reflector is told: none, verdict or answer.")] = "verdict",
@@ -146,8 +146,8 @@ def main(
 ) -> None:
     """Learn a playbook on tasks that the study does not play, for the strategy `playbook`.
 
-    Tasks come from the training part of the family, which has four fifths of its instances, without those that the
-    study plays. The playbook is written after every task; the same command resumes from the file.
+    The command draws tasks from the training part of the family, which has four fifths of its instances. It leaves out
+    tasks that the study plays. It writes the playbook after every task, and resumes from the file.
     """
     if tasks < 1:
         raise ConfigError(f"--tasks is {tasks}; expected a whole number >= 1")
@@ -159,8 +159,11 @@ def main(
 
 def run() -> None:
     """Run the command. A user's error is printed as one line, with the exit codes of `selfcest`."""
+    # As `selfcest`: the tables that Rich draws break words at 80 columns.
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(main)
     try:
-        typer.run(main)
+        app()
     except (SelfcestError, OSError) as error:
         print(f"selfcest: {format_error_line(error)}", file=sys.stderr)
         raise SystemExit(int(get_exit_code(error))) from error

@@ -19,7 +19,7 @@ class PrefillPlan:
     """Requests that are prefilled now, and requests that are deferred because they share a prefix with these.
 
     Attributes:
-        requests: requests to prefill. No two of them begin with the same block, unless it is in the store.
+        requests: requests to prefill. No two of them share a prefix that could be in the store but is not.
         cached_prefixes: cached prefix of each request in `requests`, by key.
         shared_keys: keys of the requests whose context must be stored for a deferred request.
         deferred: requests that will copy a prefix of these.
@@ -53,19 +53,19 @@ def plan_prefill(requests: Sequence[TokenRequest], prefixes: PrefixStore) -> Pre
     if not prefixes.enabled:
         return PrefillPlan(requests, {request.key: (0, None) for request in requests})
     complete: list[TokenRequest] = []
-    leader_by_block: dict[int, TokenRequest] = {}
+    leader_by_prefix: dict[int, TokenRequest] = {}  # by the hash of the shortest prefix that is not stored
     shared_keys: set[str] = set()
     deferred: list[TokenRequest] = []
     for request in requests:
         # The last id of a context is not prefilled, since it is the input of the first decoding step.
-        block = prefixes.find_first_missing(request.context_ids[:-1])
-        if block is None:
+        prefix_hash = prefixes.find_first_missing(request.context_ids[:-1])
+        if prefix_hash is None:
             complete.append(request)
-        elif block in leader_by_block:
+        elif prefix_hash in leader_by_prefix:
             deferred.append(request)
-            shared_keys.add(leader_by_block[block].key)
+            shared_keys.add(leader_by_prefix[prefix_hash].key)
         else:
-            leader_by_block[block] = request
-    prefilled = [*complete, *leader_by_block.values()]
+            leader_by_prefix[prefix_hash] = request
+    prefilled = [*complete, *leader_by_prefix.values()]
     cached_prefixes = {request.key: prefixes.find(request.context_ids[:-1]) for request in prefilled}
     return PrefillPlan(prefilled, cached_prefixes, frozenset(shared_keys), deferred)

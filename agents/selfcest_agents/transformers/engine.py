@@ -51,7 +51,7 @@ PATIENCE_STEPS = 8
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request that is decoded. `uniforms` [max_new_tokens] is its whole random stream."""
+    """A request that is decoded. `uniforms` [max_new_tokens] has one random number for each token to draw."""
 
     request: TokenRequest
     uniforms: npt.NDArray[np.float64]
@@ -61,6 +61,7 @@ class _Sequence:
 
     @property
     def input_id(self) -> int:
+        """Input of the next decoding step, which is the last id so far."""
         return self.token_ids[-1] if self.token_ids else self.request.context_ids[-1]
 
     @property
@@ -69,6 +70,7 @@ class _Sequence:
 
     @property
     def position(self) -> int:
+        """Position of `input_id`, which is also the number of positions in the cache."""
         return len(self.request.context_ids) + len(self.token_ids) - 1
 
     @property
@@ -92,7 +94,7 @@ class TransformersEngine:
         stop_ids: ids that end a sequence, and are part of the completion.
         max_batch_size: maximum number of sequences that are decoded together. It bounds the cache, which has as many
             rows as there were different sequences at a time, of the longest context so far. The cache never shrinks.
-        prefill_tokens: maximum number of ids of one prefill pass, including padding. One context may exceed it alone.
+        prefill_tokens: maximum number of ids of one prefill pass, including padding. A longer context has its own pass.
         prefix_tokens: maximum number of ids of finished contexts whose keys and values are stored for reuse; 0 for
             none. This is worth its cost for any model that is much larger than the tiny one.
 
