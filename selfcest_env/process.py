@@ -31,7 +31,7 @@ from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord, Turn
 from selfcest_env.structure import to_builtins
 from selfcest_env.types import Fault, Outcome, Role, Status, Task, TurnKey
 
-REMEMBERED = 200_000  # cached judgements of earlier calls, some tens of megabytes
+MAX_CACHED = 200_000  # cached judgements of earlier calls, some tens of megabytes
 AgentDigests = tuple[AgentRecord, list[bytes]]  # an agent with a digest for each of its turns
 
 
@@ -95,11 +95,11 @@ class ProcessTerm(ABC):
         Raises:
             ValueError: there are more or fewer judgements than steps, or one is not finite.
         """
-        failed = [digest for digest, judgement in self._judged.items() if isinstance(judgement, InfrastructureError)]
-        for digest in failed:
-            del self._judged[digest]
-        for digest in list(islice(self._judged, max(0, len(self._judged) - REMEMBERED))):  # the oldest ones
-            del self._judged[digest]
+        for digest, judgement in list(self._judgements.items()):
+            if isinstance(judgement, InfrastructureError):
+                del self._judgements[digest]
+        for digest in list(islice(self._judgements, max(0, len(self._judgements) - MAX_CACHED))):  # the oldest ones
+            del self._judgements[digest]
         self._judge_new([(record, _digest_turns(record)) for record in records])
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
@@ -108,14 +108,14 @@ class ProcessTerm(ABC):
         Raises:
             InfrastructureError: a server has failed to judge a step; the next `prepare` tries again.
         """
-        if len(self._judged) > 2 * REMEMBERED:  # the caller never calls `prepare`, which empties the cache
+        if len(self._judgements) > 2 * MAX_CACHED:  # the caller never calls `prepare`, which empties the cache
             self.prepare([record])
         digests_by_agent = list(_digest_turns(record))
         self._judge_new([(record, digests_by_agent)])
         return {agent.agent_id: tuple(map(self._get_judgement, digests)) for agent, digests in digests_by_agent}
 
     def _get_judgement(self, digest: bytes) -> float:
-        judgement = self._judged[digest]
+        judgement = self._judgements[digest]
         if isinstance(judgement, InfrastructureError):
             raise InfrastructureError(str(judgement)) from judgement
         return judgement
@@ -128,7 +128,7 @@ class ProcessTerm(ABC):
         for record, digests_by_agent in records:
             for agent, digests in digests_by_agent:
                 for turn, digest in enumerate(digests):
-                    if digest not in self._judged:
+                    if digest not in self._judgements:
                         new[digest] = (record, agent, turn)
         if not new:
             return
@@ -146,10 +146,10 @@ class ProcessTerm(ABC):
             if isinstance(value, float) and not math.isfinite(value):
                 key = TurnKey(record.episode_id, agent.agent_id, turn)
                 raise ValueError(f"{type(self).__name__}.judge returned {value} for {key}; expected a finite number")
-        self._judged.update(zip(new, values, strict=True))
+        self._judgements.update(zip(new, values, strict=True))
 
     @cached_property
-    def _judged(self) -> dict[bytes, float | InfrastructureError]:
+    def _judgements(self) -> dict[bytes, float | InfrastructureError]:
         return {}
 
 

@@ -124,12 +124,12 @@ class JoinedRepliesGrader:
         return Grade(score, score == 1, True)
 
 
-def text_rules(rules: SymbolicRules) -> Rules:
+def make_text_rules(rules: SymbolicRules) -> Rules:
     """Return the rules of the text game that lead to the same grants, charges and endings."""
     return Rules(rules.limits, SymbolicText(), WordCounter())
 
 
-def text_task(rules: SymbolicRules, start: State) -> Task:
+def make_text_task(rules: SymbolicRules, start: State) -> Task:
     """Return the problem of an episode that has just begun; `start` is its state, a batch of one."""
     facts = start.tape[0, rules.first_fact_cell : rules.first_reply_cell]
     return Task(
@@ -142,7 +142,7 @@ def text_task(rules: SymbolicRules, start: State) -> Task:
     )
 
 
-def action_text(rules: SymbolicRules, state: State, seat: int, action: int) -> str:
+def write_action(rules: SymbolicRules, state: State, seat: int, action: int) -> str:
     """Return the text that equals a symbolic action; `state` is a batch of one, before the step."""
     if action == WAIT:
         return ""
@@ -181,7 +181,7 @@ def replay(
         )
     batch = BatchDelegation(rules, 1)
     batch.set_snapshot(start)
-    kernel = Kernel(text_task(rules, start), text_rules(rules), dict.fromkeys(absent))
+    kernel = Kernel(make_text_task(rules, start), make_text_rules(rules), dict.fromkeys(absent))
     yield batch, kernel
     for actions in steps:
         before = batch.get_snapshot()
@@ -196,7 +196,7 @@ def replay(
             elif FIRST_ANSWER <= action < rules.first_call:
                 # The answer after the errors of `noisy`.
                 action = FIRST_ANSWER + int(get_replies(batch.state)[0, seat])
-            _play_text(kernel, ids_before[seat], action_text(rules, before, seat, action))
+            _play_text(kernel, ids_before[seat], write_action(rules, before, seat, action))
         newborn = get_agent_ids(batch.state).items() - ids_before.items()
         removed = np.array([seat for seat, agent_id in newborn if agent_id in absent], np.intp)
         batch.remove(np.zeros_like(removed), removed)

@@ -30,13 +30,13 @@ from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.setup import (
     check_callable,
     check_task,
-    find_counter,
-    find_protocol,
-    find_reward,
-    find_source,
-    task_option,
+    get_task_option,
+    resolve_counter,
+    resolve_protocol,
+    resolve_reward,
+    resolve_source,
 )
-from selfcest_env.text.spaces import FreeText, task_chars, transcript_bound, transcript_text
+from selfcest_env.text.spaces import FreeText, bound_transcript, count_task_chars, format_transcript
 from selfcest_env.text.vectors import (
     OBSERVATION_FEATURES,
     Vector,
@@ -118,18 +118,18 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self.render_mode = check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.population = Population(check_choice("population", population, tuple(Population)))
         self.limits = limits
-        self.reward = find_reward(reward)
+        self.reward = resolve_reward(reward)
         self.order = check_callable("order", order)
         self.max_cycles = max_cycles
         self.max_chars = max_chars
         self.max_task_chars = max_task_chars
         # Observations are plain text, so no task and no agent may write a marker of a chat template.
-        protocol = PlainTextProtocol(find_protocol(protocol))
-        self.rules = Rules(limits, protocol, find_counter(counter))
-        self.task_source = find_source(task_source, source_options)
+        protocol = PlainTextProtocol(resolve_protocol(protocol))
+        self.rules = Rules(limits, protocol, resolve_counter(counter))
+        self.task_source = resolve_source(task_source, source_options)
         self.possible_agents = [f"agent_{k}" for k in range(1 + limits.max_clones)]
         self._seats = {agent: k for k, agent in enumerate(self.possible_agents)}
-        self._max_text = transcript_bound(limits, self.rules.protocol, max_chars, max_task_chars)
+        self._max_text = bound_transcript(limits, self.rules.protocol, max_chars, max_task_chars)
         self.observation_spaces = {agent: self._make_observation_space() for agent in self.possible_agents}
         self.action_spaces = {agent: FreeText(max_chars) for agent in self.possible_agents}
         self.state_space = spaces.Box(0.0, 1.0, (state_size(len(self.possible_agents)),), np.float32)
@@ -163,7 +163,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
             options: `{"task": Task}` plays this task instead of drawing one.
         """
         check_seed(seed)
-        task = task_option(options)
+        task = get_task_option(options)
         if seed is not None or self._base_seed is None:
             self._seed(secrets.randbits(63) if seed is None else seed)
         episode_id = f"e{self._base_seed}.{self._num_episodes}"
@@ -171,9 +171,9 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         if task is None:
             task = self.task_source.draw(np.random.default_rng(stream_seed("task", episode_seed)))
             check_task(task, f"task_source {type(self.task_source).__name__} drew")
-        if task_chars(task) > self.max_task_chars:
+        if count_task_chars(task) > self.max_task_chars:
             raise TaskError(
-                f"task {task.task_id} from {task.source} takes up to {task_chars(task)} characters, above "
+                f"task {task.task_id} from {task.source} takes up to {count_task_chars(task)} characters, above "
                 f"max_task_chars = {self.max_task_chars}; raise max_task_chars"
             )
         self._game = TextGame(
@@ -332,7 +332,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         observations: dict[str, dict[str, Any]] = {}
         for agent in agents:
             agent_id = game.roster.id_at(self._seats[agent])
-            text = "" if agent_id is None else transcript_text(game.kernel.agents[agent_id].messages)
+            text = "" if agent_id is None else format_transcript(game.kernel.agents[agent_id].messages)
             assert len(text) <= self._max_text, f"the transcript of {agent} is longer than the limits allow"
             observations[agent] = {"observation": observation_vector(game.kernel, agent_id), "text": text}
         return observations

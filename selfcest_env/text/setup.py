@@ -23,7 +23,7 @@ from selfcest_env.types import Task, TokenCounter
 COUNTERS: dict[str, type[TokenCounter]] = {"words": WordCounter, "bytes": ByteCounter}
 
 
-def task_option(options: Mapping[str, Any] | None) -> Task | None:
+def get_task_option(options: Mapping[str, Any] | None) -> Task | None:
     """Return the task in the options of `reset`, if there is one."""
     check_options(options, ("task",))
     task: Task | None = (options or {}).get("task")
@@ -57,7 +57,7 @@ def check_task(task: object, what: str) -> None:
             )
 
 
-def find_counter(counter: TokenCounter | str) -> TokenCounter:
+def resolve_counter(counter: TokenCounter | str) -> TokenCounter:
     """Return a counter by its name, or the given one."""
     if isinstance(counter, str):
         return COUNTERS[check_choice("counter", counter, tuple(COUNTERS))]()
@@ -65,7 +65,7 @@ def find_counter(counter: TokenCounter | str) -> TokenCounter:
     return counter
 
 
-def find_protocol(protocol: PromptFormat | str) -> PromptFormat:
+def resolve_protocol(protocol: PromptFormat | str) -> PromptFormat:
     """Return a prompt format by its name or reference, or the given one."""
     if isinstance(protocol, str):
         return make_protocol(protocol)
@@ -73,7 +73,7 @@ def find_protocol(protocol: PromptFormat | str) -> PromptFormat:
     return protocol
 
 
-def find_source(source: TaskSource | str, options: Mapping[str, Any] | None) -> TaskSource:
+def resolve_source(source: TaskSource | str, options: Mapping[str, Any] | None) -> TaskSource:
     """Return a task source by its name and options, or the given one."""
     check_mapping("source_options", options)
     if isinstance(source, str):
@@ -87,7 +87,7 @@ def find_source(source: TaskSource | str, options: Mapping[str, Any] | None) -> 
     return source
 
 
-def find_reward(reward: Reward | RewardFunction | str) -> Reward | RewardFunction:
+def resolve_reward(reward: Reward | RewardFunction | str) -> Reward | RewardFunction:
     """Return the reward of a preset, or the given one, which must take one record."""
     if isinstance(reward, str):
         return make_reward(reward)

@@ -60,27 +60,27 @@ class FreeText(spaces.Text):
         return f"FreeText({self.max_length})"
 
 
-def transcript_text(messages: tuple[Message, ...]) -> str:
+def format_transcript(messages: tuple[Message, ...]) -> str:
     """Return a transcript as plain text, each message after a line `<|role|>`."""
     # Cleaned messages contain no marker, so no task and no agent can write such a line.
     return "\n".join(f"<|{message.role}|>\n{_MARKERS.clean(message).content}" for message in messages)
 
 
-def task_chars(task: Task) -> int:
+def count_task_chars(task: Task) -> int:
     """Return an upper bound on the characters that a task adds to one opening."""
     # A key may occur twice: in the list of keys, and above the document.
     documents = sum(2 * len(key) + len(text) + DOCUMENT_OVERHEAD for key, text in task.context.items())
     return len(task.prompt) + documents
 
 
-def transcript_bound(limits: Limits, protocol: PromptFormat, max_chars: int, max_task_chars: int) -> int:
+def bound_transcript(limits: Limits, protocol: PromptFormat, max_chars: int, max_task_chars: int) -> int:
     """Return an upper bound on the characters of a transcript.
 
     A transcript is an opening, then turns of at most `max_chars`, each followed by one block. The reply of each clone
     occurs once. Each read adds at most all documents of the task.
     """
     assert limits.max_clones is not None
-    tag = max(len(transcript_text((Message(role, ()),))) + 1 for role in MessageRole)
+    tag = max(len(format_transcript((Message(role, ()),))) + 1 for role in MessageRole)
     briefs = []
     for role in Role:
         brief = Brief(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from selfcest_baselines.bench.report import known_scenarios, table
+from selfcest_baselines.bench.report import format_scenarios, table
 from selfcest_baselines.bench.runs import Results, load
 from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SOLVED
 from studies.runner import DOCS, Study, joined
@@ -26,7 +26,7 @@ def page(results: Results, outside: Results, tuning: Results) -> str:
     beside = {cell: run for cell, run in results.items() if cell.scenario in played} | outside
     settings = {cell.entry: run.settings for cell, run in (results | outside).items()}
     listed = "\n".join(f"- `{entry}`: `{said}`" for entry, said in settings.items())
-    parts = [HEAD, known_scenarios(), MEANING]
+    parts = [HEAD, format_scenarios(), MEANING]
     versions, versions_outside = (", ".join(sorted({run.version for run in of.values()})) for of in (results, outside))
     parts.append(RUNS.format(runs=runs_of(results), note=note_on(results), version=versions))
     parts += [

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from selfcest_baselines.bench import ENTRIES, BenchmarkCell, Run, aggregate, interquartile_mean, play, profile, scores
-from selfcest_baselines.bench.report import known_scenarios, table
+from selfcest_baselines.bench.report import format_scenarios, table
 from selfcest_baselines.bench.runs import export, find_entry, load, play_all, settings_text, store
 from selfcest_baselines.bench.summary import mean, paired
 from selfcest_baselines.learner import LEARNERS, MarlLearner
@@ -223,5 +223,5 @@ def test_the_command(tmp_path: Path) -> None:
     made = {file.name for file in tmp_path.iterdir()}
     assert made == {f"{QUICK}.json", "results.json", "table.md", "profiles.png", ".lock"}
     listed = CliRunner().invoke(app, ["bench", "--list"])
-    assert known_scenarios() in listed.output
+    assert format_scenarios() in listed.output
     assert isinstance(CliRunner().invoke(app, ["bench", "chain"]).exception, ConfigError)

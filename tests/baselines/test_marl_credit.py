@@ -29,10 +29,10 @@ from marl_games import (
 from torch import Tensor
 
 from selfcest_baselines.broadcast import BroadcastLearner
-from selfcest_baselines.coma import coma_advantages
+from selfcest_baselines.coma import compute_coma_advantages
 from selfcest_baselines.counterfactual import Recording, ReplayCost, record_episodes, replay_without
 from selfcest_baselines.diff_loo import DiffLooLearner, subtract_same_clones
-from selfcest_baselines.difference import DifferenceLearner, difference_returns
+from selfcest_baselines.difference import DifferenceLearner, compute_difference_returns
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.learner import PolicyGradientLearner
 from selfcest_baselines.networks import (
@@ -43,13 +43,13 @@ from selfcest_baselines.networks import (
     mix_with_uniform,
     sample_actions,
 )
-from selfcest_baselines.rollout import collect_rollout, lambda_returns, row_targets
+from selfcest_baselines.rollout import collect_rollout, compute_row_targets, lambda_returns
 from selfcest_baselines.shapley import (
     ShapleyLearner,
-    calls_by_size,
+    compute_shapley_credit,
+    iter_calls_by_size,
     needed_coalitions,
     sample_orders,
-    shapley_credit,
     shapley_values,
 )
 from selfcest_env.symbolic import make_rules
@@ -68,7 +68,7 @@ def matrix_game(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def matrix_advantage(rewards: Tensor, logs: Tensor, joint: tuple[int, ...], agent: int) -> Tensor:
     values = rewards.movedim(agent, -1)[joint[:agent] + joint[agent + 1 :]]
-    return coma_advantages(values[None], logs[agent][None], torch.tensor([joint[agent]]))[0]
+    return compute_coma_advantages(values[None], logs[agent][None], torch.tensor([joint[agent]]))[0]
 
 
 def coalition_values(rewards: Tensor, joint: tuple[int, ...], default: int = 0) -> Tensor:
@@ -108,7 +108,7 @@ def test_advantages_have_mean_zero_given_what_others_do() -> None:
     logs = log_probs(policy, state).detach()
     for a in (ANSWER_0, ANSWER_1):
         values = action_values(policy, state, (WAIT, a, a), agent=2).expand(4, -1)
-        advantages = coma_advantages(values, logs[2].expand(4, -1), torch.arange(4))
+        advantages = compute_coma_advantages(values, logs[2].expand(4, -1), torch.arange(4))
         assert abs(float((logs[2].exp() * advantages).sum())) < 1e-15
         assert advantages[ANSWER_0].abs() > 1e-3
 
@@ -125,7 +125,7 @@ def test_the_expected_coma_gradient_is_the_exact_gradient() -> None:
         for agent in range(3):
             values = action_values(policy, state, joint, agent)[None]
             one = logs[agent][None]
-            advantage = coma_advantages(values, one.detach(), torch.tensor([joint[agent]]))[0]
+            advantage = compute_coma_advantages(values, one.detach(), torch.tensor([joint[agent]]))[0]
             surrogate = surrogate + probability * advantage * logs[agent, joint[agent]]
     assert exact.norm() > 1e-2
     torch.testing.assert_close(gradient(policy, surrogate), exact, rtol=0, atol=1e-12)
@@ -143,7 +143,9 @@ def test_coma_is_aristocrat_utility_and_brute_force_resimulation() -> None:
 
     policy, state, joint = actor(6), after(first_state(), (SPLIT, WAIT, WAIT)), (WAIT, ANSWER_0, ANSWER_1)
     logs, copies = log_probs(policy, state).detach(), 20_000
-    exact = coma_advantages(action_values(policy, state, joint, 1)[None], logs[1][None], torch.tensor([joint[1]]))[0]
+    exact = compute_coma_advantages(
+        action_values(policy, state, joint, 1)[None], logs[1][None], torch.tensor([joint[1]])
+    )[0]
     returns = {}
     for action in (ANSWER_0, ANSWER_1):  # played from the snapshot: this action, the other clone's, then the policy
         kernel = kernel_at(state, copies)
@@ -179,14 +181,14 @@ def test_a_dummy_gets_nothing() -> None:
 
     recording = record_episodes(arena, with_split(deaf))
     assert (recording.moments[-1].num_born == 3).all()
-    assert not difference_returns(recording, deaf, 2)[0].any()
-    assert not shapley_credit(recording, deaf, 2, np.random.default_rng(0))[0].any()
+    assert not compute_difference_returns(recording, deaf, 2)[0].any()
+    assert not compute_shapley_credit(recording, deaf, 2, np.random.default_rng(0))[0].any()
     policy, state = actor(), after(first_state(), (SPLIT, WAIT, WAIT))
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.zero_()  # a root that answers at random, whatever it is told
     values = action_values(policy, state, (WAIT, ANSWER_0, ANSWER_0), 1)[None]
-    assert coma_advantages(values, log_probs(policy, state)[1][None].detach(), torch.tensor([ANSWER_0])) == 0
+    assert compute_coma_advantages(values, log_probs(policy, state)[1][None].detach(), torch.tensor([ANSWER_0])) == 0
 
 
 # 5
@@ -212,7 +214,7 @@ def test_shapley_is_efficient_and_symmetric() -> None:
     # In the delegation game with a root that adds up what it is told: every call shares out R - R(no clone at all).
     arena, with_split = split_games(64)
     recording = record_episodes(arena, with_split(adding(actor().float())))
-    credit, _ = shapley_credit(recording, adding(actor().float()), 2, np.random.default_rng(0))
+    credit, _ = compute_shapley_credit(recording, adding(actor().float()), 2, np.random.default_rng(0))
     births = recording.births()
     both = np.isin(np.arange(3), [1, 2])[None].repeat(64, axis=0)
     nobody = replay_without(recording, np.arange(64), births.cycle[::2], both, adding(actor().float())).returns
@@ -269,10 +271,10 @@ def test_the_terminal_reward_reaches_the_last_target_and_only_truncation_is_boot
     policy = actor().float()
     rollout = collect_rollout(games(256), policy.sample)
     noise = torch.rand(len(rollout.actions), generator=policy.generator)
-    targets = row_targets(rollout, noise, gamma=1.0, lambda_=1.0)
+    targets = compute_row_targets(rollout, noise, gamma=1.0, lambda_=1.0)
     assert torch.equal(targets, rollout.returns[rollout.game])
     ends = ~rollout.continues[rollout.cycle, rollout.game]
-    targets = row_targets(rollout, noise, gamma=1.0, lambda_=0.0)
+    targets = compute_row_targets(rollout, noise, gamma=1.0, lambda_=0.0)
     assert torch.equal(targets[ends], rollout.returns[rollout.game][ends])
     assert not torch.equal(targets[~ends], rollout.returns[rollout.game][~ends])
 
@@ -282,7 +284,7 @@ def test_the_terminal_reward_reaches_the_last_target_and_only_truncation_is_boot
     assert cut_games.truncated.all()
     assert not rollout.learnable.all()  # the clones' moment, which is valued and not learned from
     noise = torch.rand(len(rollout.actions), generator=policy.generator)
-    targets = row_targets(rollout, noise, gamma=0.5, lambda_=0.9)
+    targets = compute_row_targets(rollout, noise, gamma=0.5, lambda_=0.9)
     clones = noise[~rollout.learnable].view(32, 2).mean(1)
     torch.testing.assert_close(targets[rollout.learnable], 0.5 * clones)
 
@@ -321,7 +323,9 @@ def test_illegal_actions_have_no_part_in_baselines_and_log_probabilities() -> No
         assert float(mixed.exp().sum()) == pytest.approx(1)
         assert float(mixed.exp()[masks].min()) >= floor / 2
         chosen = torch.tensor([1])
-        torch.testing.assert_close(coma_advantages(absurd, mixed, chosen), coma_advantages(values, mixed, chosen))
+        torch.testing.assert_close(
+            compute_coma_advantages(absurd, mixed, chosen), compute_coma_advantages(values, mixed, chosen)
+        )
     # Two legal actions with logits 1 and 2: log probability of the first is -log(1 + e).
     two = torch.tensor([[ILLEGAL, 1.0, 2.0, ILLEGAL]]).log_softmax(-1)
     assert float(two[0, 1]) == pytest.approx(-np.log(1 + np.e))
@@ -363,7 +367,7 @@ def test_replay_trap_recorded_later_actions_are_biased_and_resampled_ones_are_no
     arena, with_split = split_games(20_000)
     single = actor().float()
     recording = record_episodes(arena, with_split(single.sample))
-    credit, cost = difference_returns(recording, single.sample, 1)
+    credit, cost = compute_difference_returns(recording, single.sample, 1)
     assert cost == ReplayCost(2 * 20_000, 2 * 20_000)  # the root answers anew, the sibling keeps what it said
     sibling = get_replies(recording.moments[-1])[:, 2] + ANSWER_0
     for other, baseline in baselines.items():
@@ -400,8 +404,8 @@ def test_permuting_clones_permutes_advantages() -> None:
     items = get_segments(recording.moments[0], TWO_CLONES)[:, 0]
     zero_one, one_zero = (torch.from_numpy((items == pair).all(1)) for pair in ([0, 1], [1, 0]))
     for credit in (
-        difference_returns(recording, always_zero, 1)[0],
-        shapley_credit(recording, always_zero, 2, np.random.default_rng(0))[0],
+        compute_difference_returns(recording, always_zero, 1)[0],
+        compute_shapley_credit(recording, always_zero, 2, np.random.default_rng(0))[0],
     ):
         assert zero_one.any()
         assert one_zero.any()
@@ -440,7 +444,7 @@ def test_replays_know_agents_by_their_place_in_the_tree() -> None:
     assert (told[:, 1].argmax(-1).numpy() == get_replies(recording.moments[-1])[:, 2]).all()
     # the root's answer alone: clone 2's split, its own answer and those of its clones are kept
     assert outcome.cost == ReplayCost(32, 32)
-    sizes = {clones.shape[1]: len(game) for game, clones, _ in calls_by_size(recording)}
+    sizes = {clones.shape[1]: len(game) for game, clones, _ in iter_calls_by_size(recording)}
     assert sizes == {2: 3 * 32}
 
 

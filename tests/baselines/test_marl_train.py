@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from selfcest_baselines.__main__ import app
 from selfcest_baselines.bench.entries import ENTRIES
-from selfcest_baselines.broadcast import BroadcastLearner, group_advantages
-from selfcest_baselines.coma import ComaLearner, critic_inputs
+from selfcest_baselines.broadcast import BroadcastLearner, compute_group_advantages
+from selfcest_baselines.coma import ComaLearner, build_critic_inputs
 from selfcest_baselines.counterfactual import ReplayCost, record_episodes
 from selfcest_baselines.difference import DifferenceLearner
 from selfcest_baselines.games import KernelGames, SmacGames
@@ -203,7 +203,7 @@ def test_truncated_games_are_valued_after_their_last_step() -> None:
 def test_group_advantages_by_hand() -> None:
     # 1, 0, 0, 0: mean 0.25, deviations 0.75, -0.25 three times, variance (0.5625 + 3 * 0.0625) / 3 = 0.25, std 0.5.
     returns = torch.tensor([1.0, 0, 0, 0, 0.9, 1.0, 1.0, 1.1])
-    advantages = group_advantages(returns, 4, 0.25)
+    advantages = compute_group_advantages(returns, 4, 0.25)
     assert advantages[:4].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
     # 0.9, 1, 1, 1.1: std 0.08 is below the floor, so deviations are divided by 0.25.
     assert advantages[4:].tolist() == pytest.approx([-0.4, 0, 0, 0.4], abs=1e-6)
@@ -242,12 +242,12 @@ def test_one_pass_of_one_step_is_clipped_without_its_clip() -> None:
 def test_the_critic_does_not_see_the_agents_own_action() -> None:
     games = KernelGames(SMALL, 32, 0)
     rollout = collect_rollout(games, uniform(), with_states=True)
-    before = critic_inputs(rollout)
+    before = build_critic_inputs(rollout)
     joint = rollout.joint_actions.clone()
     row = int((rollout.agent == 1).nonzero()[0])
     moment = rollout.cycle[row], rollout.game[row]
     joint[(*moment, rollout.agent[row])] = 0
-    after = critic_inputs(dataclasses.replace(rollout, joint_actions=joint))
+    after = build_critic_inputs(dataclasses.replace(rollout, joint_actions=joint))
     assert torch.equal(before[row], after[row])
     sibling = (rollout.agent == 2) & (rollout.cycle == moment[0]) & (rollout.game == moment[1])
     assert sibling.sum() == 1

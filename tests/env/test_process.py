@@ -181,7 +181,7 @@ def test_a_step_that_differs_in_anything_is_judged_anew(what: str, new: int) -> 
 
 
 def test_what_was_judged_together_is_not_forgotten_before_it_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "REMEMBERED", 4)
+    monkeypatch.setattr(process, "MAX_CACHED", 4)
     term = Lengths()
     reward, records = reward_of(judged=term), [play(CALL, f"<ans>{n}<end>", clones=TREE) for n in (7, 8, 9)]
     reward.prepare(records)

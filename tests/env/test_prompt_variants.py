@@ -33,7 +33,7 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.prompt_variants import AddBoard, AddCloneLimit, AddNote, AddTurnLimit
 from selfcest_env.text.protocols import make_protocol
-from selfcest_env.text.spaces import transcript_text
+from selfcest_env.text.spaces import format_transcript
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
     ROOT,
@@ -540,7 +540,7 @@ def test_the_environment_of_texts_keeps_both_and_has_room_for_them() -> None:
     assert "\nYou have 1 turn left." in kernel.agents[ROOT].messages[-1].content
     last = kernel.agents[ROOT.child(19)]
     assert len(last.brief.documents) == 18 * 8
-    assert len(transcript_text(last.messages)) <= env.observation_space("agent_20")["text"].max_length  # type: ignore[attr-defined]
+    assert len(format_transcript(last.messages)) <= env.observation_space("agent_20")["text"].max_length  # type: ignore[attr-defined]
 
 
 def test_a_prompt_variant_that_hides_what_there_is_says_so() -> None:

@@ -25,10 +25,10 @@ from selfcest_env.symbolic.state import (
 from selfcest_env.symbolic.tasks import COUPLINGS
 from selfcest_env.symbolic.twin import (
     SymbolicText,
-    action_text,
     episode_record,
+    make_text_rules,
     replay,
-    text_rules,
+    write_action,
 )
 from selfcest_env.symbolic.vectors import get_answer
 from selfcest_env.text.counters import WordCounter
@@ -181,7 +181,7 @@ def check_legality(rules, batch, kernel):
             if is_call and not rules.task.part_lengths(int(rules.action_kinds[action]), int(length)):
                 assert not masks[seat, action]
                 continue
-            text, fork = action_text(rules, batch.state, int(seat), action), kernel.fork()
+            text, fork = write_action(rules, batch.state, int(seat), action), kernel.fork()
             usage = Usage(kernel.rules.counter.count_text(text))
             fork.step(ids[seat], kernel.rules.protocol.parse(text), usage, text)
             if is_call:
@@ -218,7 +218,7 @@ def same_game(seed):
     assert record.cost.total_tokens == played.total_tokens()[0]
     assert record.cost.clones == played.state.num_born[0] - 1
     assert from_json(to_json(record)) == record
-    assert restore(record, text_rules(rules)).agents == kernel.agents
+    assert restore(record, make_text_rules(rules)).agents == kernel.agents
     return record
 
 
@@ -347,7 +347,7 @@ def test_lookup_hands_on_facts_by_key():
 
 
 def test_prices_are_those_of_the_symbolic_rules():
-    rules = text_rules(make_rules())
+    rules = make_text_rules(make_rules())
     assert rules.notice_tokens == 1
     assert [rules.reply_bound(count) for count in (1, 2, 4)] == [2, 3, 5]
     assert rules.answer_tokens == 1

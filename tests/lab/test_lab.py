@@ -44,7 +44,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, replayed_episode
 from selfcest_lab import GAMES, LabConfig, LabReport, run_lab
-from selfcest_lab.estimate import group_gradients, lab_request, sample_groups, score_replays
+from selfcest_lab.estimate import compute_group_gradients, make_request, sample_groups, score_replays
 from selfcest_lab.exact import ScriptedNoise, SolvedGame, enumerate_outcomes, solve
 from selfcest_lab.expectation import expected_gradient
 from selfcest_lab.judge import (
@@ -60,7 +60,7 @@ from selfcest_lab.judge import (
     judge_samples,
 )
 from selfcest_lab.measure import MeasuredValue, Measurement, label, measure
-from selfcest_lab.summary import crossings, markdown, verdict, verdict_on, write_report
+from selfcest_lab.summary import describe_crossings, format_verdict, markdown, verdict, write_report
 from selfcest_lab.tabular import Floats, SeededNoise, TabularPolicy
 from selfcest_methods.branches import Branches
 from selfcest_methods.gae import Gae
@@ -118,7 +118,7 @@ def test_probabilities_add_up_and_every_trajectory_is_different(name: str) -> No
 
 def test_the_rollout_plays_trajectories_as_often_as_they_are_probable() -> None:
     game, count = solved("coupled"), 800
-    requests = [lab_request(game, 5, index, 0) for index in range(count)]
+    requests = [make_request(game, 5, index, 0) for index in range(count)]
     played = Counter(map(texts, rollout(requests, TabularPolicy(game.table, SeededNoise()), game.rules)))
     probable = {texts(outcome.value): outcome.probability for outcome in game.trajectories}
     assert set(played) <= set(probable)
@@ -178,7 +178,7 @@ def test_a_menu_that_depends_on_what_the_context_does_not_show_is_an_error() -> 
     menus = iter((["<ans>1<end>"], ["<ans>2<end>"]))
     game = replace(GAMES["pair"], menu=lambda observation: next(menus))
     policy = TabularPolicy(game.table(), SeededNoise())
-    requests = [lab_request(solved("pair"), 0, index, 0) for index in range(2)]
+    requests = [make_request(solved("pair"), 0, index, 0) for index in range(2)]
     with pytest.raises(PolicyError, match="the menu of root is"):
         rollout(requests, policy, game.rules())
 
@@ -202,7 +202,7 @@ def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str
 
 def test_a_value_of_earlier_groups_is_an_unbiased_baseline() -> None:
     game, scheme = solved("pair"), StateZero()
-    requests = [lab_request(game, 3, index, k) for index in range(10) for k in range(2)]
+    requests = [make_request(game, 3, index, k) for index in range(10) for k in range(2)]
     played = rollout(requests, TabularPolicy(game.table, SeededNoise()), game.rules)
     earlier = EpisodeGroup(game.game.task(), tuple(game.reward.score(record) for record in played))
     scheme.fit([earlier], {})
@@ -233,7 +233,7 @@ def of_whole_groups(assigner: CreditAssigner, game: SolvedGame) -> Floats:
 
     def play(noise: ScriptedNoise) -> Floats:
         policy = TabularPolicy(game.table, noise)
-        requests = [lab_request(game, 0, 0, k) for k in range(2)]
+        requests = [make_request(game, 0, 0, k) for k in range(2)]
         records = tuple(game.reward.score(record) for record in rollout(requests, policy, game.rules))
         groups = [EpisodeGroup(game.game.task(), records)]
         replayed = play_counterfactuals(
@@ -242,7 +242,7 @@ def of_whole_groups(assigner: CreditAssigner, game: SolvedGame) -> Floats:
             lambda episodes, asked: score_replays(game, play_replays(episodes, asked, policy, game.rules)),
         )
         credit = assign_step_credit(assigner, groups, replayed)
-        return group_gradients(game.parameters, groups, credit.credits)[0]
+        return compute_group_gradients(game.parameters, groups, credit.credits)[0]
 
     return np.asarray(np.sum([outcome.probability * outcome.value for outcome in enumerate_outcomes(play)], axis=0))
 
@@ -262,9 +262,9 @@ def test_the_loss_denominator_is_the_constant_one() -> None:
         EpisodeGroup(game.game.task(), tuple(replace(e, episode_id=f"e{k}") for k, e in enumerate(groups[0].episodes)))
     ]
     credits = [Rloo().assign(groups[0], {})]
-    one = group_gradients(game.parameters, groups, credits)
+    one = compute_group_gradients(game.parameters, groups, credits)
     assert np.any(one)
-    assert group_gradients(game.parameters, groups, credits, constant=64.0) == pytest.approx(one, rel=1e-6)
+    assert compute_group_gradients(game.parameters, groups, credits, constant=64.0) == pytest.approx(one, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -628,7 +628,7 @@ def test_a_sampled_cell_is_never_said_to_be_kept() -> None:
     wrong = replace(cell("difference", 4.0, 0.0), evidence=Evidence(0.3))
     silent = cell("grpo", 4.0, 0.0, Promise.BIASED)
     report = LabReport.of(LabConfig(), (exact, low, high, wrong, silent))
-    assert [verdict_on(found, report) for found in report.cells] == [
+    assert [format_verdict(found, report) for found in report.cells] == [
         "kept",
         "not refuted, p = 0.0014",
         "not refuted, p = 0.4",
@@ -646,10 +646,10 @@ def test_a_sampled_cell_is_never_said_to_be_kept() -> None:
 def test_crossings_by_hand() -> None:
     # Per token rloo costs 4 x 10 = 40; coma 5 x 20, 3 x 30, 1 x 38 = 38.
     cells = [cell("rloo", 4.0, 0.0), cell("coma(samples=4)", 1.0, 28.0), cell("coma", 5.0, 10.0)]
-    assert crossings([*cells, cell("coma(samples=2)", 3.0, 20.0)]) == [
+    assert describe_crossings([*cells, cell("coma(samples=2)", 3.0, 20.0)]) == [
         "pair: coma's clones' variance is below rloo's from n = 2, per sampled token from n = 4 (measured: n = 1, 2, 4)"
     ]
-    assert crossings(cells[1:]) == []
+    assert describe_crossings(cells[1:]) == []
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from selfcest_env.errors import CreditError, RecordError, TrainingError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
-from selfcest_lab.estimate import lab_request, score_replays
+from selfcest_lab.estimate import make_request, score_replays
 from selfcest_lab.exact import solve
 from selfcest_lab.games import GAMES
 from selfcest_lab.tabular import SeededNoise, TabularPolicy
@@ -132,7 +132,7 @@ def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     """In files of episodes, and in the rollouts that a checkpoint holds."""
     game, scheme = solve(GAMES["two_deep"]), make_assigner("branches", {"nested": True}, where="credit.options")
     policy = TabularPolicy(game.table, SeededNoise())
-    requests = [lab_request(game, 0, index, k) for index in range(8) for k in range(2)]
+    requests = [make_request(game, 0, index, k) for index in range(8) for k in range(2)]
     records = [game.reward.score(record) for record in rollout(requests, policy, game.rules)]
     groups = [EpisodeGroup(game.game.task(), tuple(records[i : i + 2])) for i in range(0, len(records), 2)]
 

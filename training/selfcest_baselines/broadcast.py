@@ -71,10 +71,10 @@ class BroadcastLearner(PolicyGradientLearner):
 
     def advantages(self, rollout: Rollout) -> Tensor:
         """Return the advantage of each decision of the batch, [B]; rows that are not learnable are not read."""
-        return group_advantages(rollout.returns, self.group_size, self.std_floor)[rollout.game]
+        return compute_group_advantages(rollout.returns, self.group_size, self.std_floor)[rollout.game]
 
 
-def group_advantages(returns: Tensor, group_size: int, std_floor: float | None) -> Tensor:
+def compute_group_advantages(returns: Tensor, group_size: int, std_floor: float | None) -> Tensor:
     """Return the advantage of each episode, [G] to [G].
 
     Args:

@@ -31,7 +31,7 @@ from selfcest_baselines.networks import (
     step_optimizer,
 )
 from selfcest_baselines.progress import Progress
-from selfcest_baselines.rollout import Rollout, collect_rollout, row_targets
+from selfcest_baselines.rollout import Rollout, collect_rollout, compute_row_targets
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, Positive, Share
 
@@ -84,10 +84,10 @@ class ComaLearner(PolicyGradientLearner):
             learnable = rollout.learnable_rows
 
             # Critic. It is updated before the credit, as in the paper.
-            inputs = critic_inputs(rollout)  # [B, num_inputs]
+            inputs = build_critic_inputs(rollout)  # [B, num_inputs]
             with torch.no_grad():
                 estimates = gather_actions(target(inputs), rollout.actions)  # [B]
-                targets = row_targets(rollout, estimates, gamma=self.gamma, lambda_=self.lambda_)  # [B]
+                targets = compute_row_targets(rollout, estimates, gamma=self.gamma, lambda_=self.lambda_)  # [B]
             for _ in range(self.critic_passes):
                 order = learnable[torch.randperm(len(learnable), generator=actor.generator)]
                 for rows in order.tensor_split(1 + len(order) // self.critic_batch):
@@ -99,7 +99,7 @@ class ComaLearner(PolicyGradientLearner):
             # Credit.
             with torch.no_grad():
                 old_log_probs = actor(rollout.observations, rollout.masks)  # [B, A]
-                advantages = coma_advantages(critic(inputs), old_log_probs, rollout.actions)  # [B]
+                advantages = compute_coma_advantages(critic(inputs), old_log_probs, rollout.actions)  # [B]
             self.check_advantages(advantages, rollout)
 
             # Loss and update.
@@ -119,7 +119,7 @@ class ComaLearner(PolicyGradientLearner):
             yield Progress(decisions, episodes, actor)
 
 
-def critic_inputs(rollout: Rollout) -> Tensor:
+def build_critic_inputs(rollout: Rollout) -> Tensor:
     """Return the critic's input for each decision, [B, S + F + N A + N].
 
     It holds the state, the agent's observation, the one-hot actions of all other agents and the one-hot number of the
@@ -135,7 +135,7 @@ def critic_inputs(rollout: Rollout) -> Tensor:
     return torch.cat([states, rollout.observations, action_codes.flatten(1), agent_codes], -1)
 
 
-def coma_advantages(values: Tensor, log_probs: Tensor, actions: Tensor) -> Tensor:
+def compute_coma_advantages(values: Tensor, log_probs: Tensor, actions: Tensor) -> Tensor:
     """Return the value of the action taken minus the counterfactual baseline, [B].
 
     Args:

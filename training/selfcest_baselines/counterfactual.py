@@ -55,7 +55,7 @@ class Recording:
         agent = rollout.agent.numpy()
         cycle = rollout.cycle.numpy()
         turns = np.stack([moment.turns for moment in moments])[cycle, game, agent]
-        keys = fold_in(path_keys(moments[-1])[game, agent], game, turns)
+        keys = fold_in(compute_path_keys(moments[-1])[game, agent], game, turns)
         order = np.argsort(keys)  # sorted for a binary search
         self._keys = keys[order]
         self._observations = rollout.observations.numpy()[order]
@@ -174,7 +174,7 @@ def replay_without(
         ready = kernel.ready_agents()
         decides = ready.action_masks.sum(-1) > 1
         row, seat, observations, masks = (column[decides] for column in ready)
-        paths = path_keys(kernel.state)[row, seat]
+        paths = compute_path_keys(kernel.state)[row, seat]
         is_recorded, chosen = recording.find_actions(paths, game[row], kernel.state.turns[row, seat], observations)
         must_sample = ~(is_recorded & repeats_recording[row, seat])
         if must_sample.any():
@@ -190,7 +190,7 @@ def replay_without(
     return ReplayResult(torch.from_numpy(returns), ReplayCost(num_sampled, len(game)))
 
 
-def path_keys(state: State) -> Keys:
+def compute_path_keys(state: State) -> Keys:
     """Return a key for each agent's path in the tree, [G, N]. Keys of agents that are not born have no meaning."""
     keys = np.zeros(state.status.shape, np.uint64)
     games = np.arange(len(keys))

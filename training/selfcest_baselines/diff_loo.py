@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfcest_baselines.counterfactual import Recording, ReplayCost, path_keys, record_episodes, replay_without
+from selfcest_baselines.counterfactual import Recording, ReplayCost, compute_path_keys, record_episodes, replay_without
 from selfcest_baselines.games import Games
 from selfcest_baselines.learner import PolicyGradientLearner
 from selfcest_baselines.networks import ActorNetwork, clipped_surrogate, compute_entropy, gather_actions, step_optimizer
@@ -114,7 +114,7 @@ def subtract_same_clones(credit: Tensor, recording: Recording, group_size: int) 
     """
     births = recording.births()
     # Seats are assigned in order of birth and can differ between episodes, so clones are matched by path.
-    keys = path_keys(recording.moments[-1])[births.game, births.agent]  # [K]
+    keys = compute_path_keys(recording.moments[-1])[births.game, births.agent]  # [K]
     group = (births.game // group_size).astype(np.uint64)
     _, clone_index = np.unique(np.stack([group, keys], axis=1), axis=0, return_inverse=True)
     clone = torch.from_numpy(clone_index.reshape(-1))  # [K]

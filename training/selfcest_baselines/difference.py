@@ -85,12 +85,12 @@ class DifferenceLearner(PolicyGradientLearner):
             act: samples actions in replays.
         """
         rollout = recording.rollout
-        credit, cost = difference_returns(recording, act, self.samples)  # [G, N]
+        credit, cost = compute_difference_returns(recording, act, self.samples)  # [G, N]
         credit[:, 0] = leave_one_out(rollout.returns, self.group_size)
         return credit[rollout.game, rollout.agent], cost
 
 
-def difference_returns(recording: Recording, act: Act, samples: int) -> tuple[Tensor, ReplayCost]:
+def compute_difference_returns(recording: Recording, act: Act, samples: int) -> tuple[Tensor, ReplayCost]:
     """Return D of each clone, [G, N], with 0 for roots and agents that are not born, and the cost of the replays.
 
     Args:

@@ -142,7 +142,7 @@ def lambda_returns(rewards: Tensor, discounts: Tensor, values: Tensor, lambdas: 
     return targets
 
 
-def row_targets(rollout: Rollout, row_values: Tensor, *, gamma: float, lambda_: float) -> Tensor:
+def compute_row_targets(rollout: Rollout, row_values: Tensor, *, gamma: float, lambda_: float) -> Tensor:
     """Return the team's λ-return after each decision, [B]; entries of rows that are not learnable have no meaning.
 
     Args:

@@ -109,12 +109,12 @@ class ShapleyLearner(PolicyGradientLearner):
             rng: samples the orders.
         """
         rollout = recording.rollout
-        credit, cost = shapley_credit(recording, act, self.orders, rng)  # [G, N]
+        credit, cost = compute_shapley_credit(recording, act, self.orders, rng)  # [G, N]
         credit[:, 0] = leave_one_out(rollout.returns, self.group_size)
         return credit[rollout.game, rollout.agent], cost
 
 
-def shapley_credit(
+def compute_shapley_credit(
     recording: Recording, act: Act, num_orders: int, rng: np.random.Generator
 ) -> tuple[Tensor, ReplayCost]:
     """Return the Shapley value of each clone, [G, N], 0 for roots and agents not born, and the cost of the replays.
@@ -127,7 +127,7 @@ def shapley_credit(
     """
     credit = torch.zeros(recording.moments[0].status.shape)
     cost = ReplayCost()
-    for game, clones, cycle in calls_by_size(recording):  # K calls, each of `size` clones
+    for game, clones, cycle in iter_calls_by_size(recording):  # K calls, each of `size` clones
         size = clones.shape[1]
         orders = sample_orders(len(game), size, num_orders, rng)  # [K, orders, size]
         # The last coalition, all siblings, is the episode itself and needs no replay.
@@ -147,7 +147,7 @@ def shapley_credit(
     return credit, cost
 
 
-def calls_by_size(recording: Recording) -> Iterator[tuple[Index, Index, Index]]:
+def iter_calls_by_size(recording: Recording) -> Iterator[tuple[Index, Index, Index]]:
     """Yield per size of a call the K calls of that size: games [K], clones [K, size] and moments of birth [K]."""
     births = recording.births()
     parent = recording.moments[-1].parent[births.game, births.agent]

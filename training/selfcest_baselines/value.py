@@ -27,7 +27,7 @@ from selfcest_baselines.networks import (
     step_optimizer,
 )
 from selfcest_baselines.progress import Progress
-from selfcest_baselines.rollout import collect_rollout, row_targets
+from selfcest_baselines.rollout import collect_rollout, compute_row_targets
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, Positive, Share
 
@@ -78,7 +78,7 @@ class ValueLearner(PolicyGradientLearner):
             # Credit.
             with torch.no_grad():
                 values = critic(rollout.observations)[:, 0]  # [B]
-                targets = row_targets(rollout, values, gamma=self.gamma, lambda_=self.lambda_)  # [B]
+                targets = compute_row_targets(rollout, values, gamma=self.gamma, lambda_=self.lambda_)  # [B]
             advantages = targets - values
             # Without the floor, a policy that has solved the game loses it again, because differences of a few tokens
             # are scaled up to full size.

@@ -37,13 +37,13 @@ def bench(
     The same command resumes an interrupted benchmark.
     """
     from selfcest_baselines.bench import ENTRIES, BenchmarkCell, Run
-    from selfcest_baselines.bench.report import known_scenarios, table, write
+    from selfcest_baselines.bench.report import format_scenarios, table, write
     from selfcest_baselines.bench.runs import load, play_all
     from selfcest_cli.terminal import Terminal, progress_bar
     from selfcest_env.symbolic.scenarios import SCENARIOS
 
     if listed:
-        print(known_scenarios(), f"\nLearners: {', '.join(ENTRIES)}.", sep="\n")
+        print(format_scenarios(), f"\nLearners: {', '.join(ENTRIES)}.", sep="\n")
         return
     # Seeds vary slowest, so that an interrupted benchmark has complete seeds.
     cells = []

@@ -49,7 +49,7 @@ class Estimates:
     replayed_tokens: float
 
 
-def group_gradients(
+def compute_group_gradients(
     parameters: Parameters,
     groups: Sequence[EpisodeGroup],
     credits: Sequence[Credit],
@@ -132,7 +132,7 @@ def sample_groups(
     def play_groups(indices: range, seed: int) -> list[EpisodeGroup]:
         requests: list[RolloutRequest] = []
         for index in indices:
-            requests += [lab_request(solved, seed, index, episode) for episode in range(group_size)]
+            requests += [make_request(solved, seed, index, episode) for episode in range(group_size)]
         records = [solved.reward.score(record) for record in rollout(requests, policy, solved.rules)]
         groups = []
         for first in range(0, len(records), group_size):
@@ -155,8 +155,9 @@ def sample_groups(
         played = play_counterfactuals(assigner, groups, play)
         internals = compute_internals(groups, solved.table) if assigner.internals else None
         credit = assign_step_credit(assigner, groups, played, internals)
-        gradients.append(group_gradients(solved.parameters, groups, credit.credits, get_records(played)))
-        reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
+        gradients.append(compute_group_gradients(solved.parameters, groups, credit.credits, get_records(played)))
+        rloo_credits = [Rloo().assign(group, {}) for group in groups]
+        reference.append(compute_group_gradients(solved.parameters, groups, rloo_credits))
         for group in groups:
             sampled_tokens += sum(episode.cost.generated_tokens for episode in group.episodes)
         replayed_tokens += credit.sampled_tokens
@@ -168,7 +169,7 @@ def sample_groups(
     )
 
 
-def lab_request(solved: SolvedGame, seed: int, group: int, episode: int) -> RolloutRequest:
+def make_request(solved: SolvedGame, seed: int, group: int, episode: int) -> RolloutRequest:
     """Return the request of one episode of one group, with a seed that differs by game and group."""
     name = f"g{group}.e{episode}"
     return RolloutRequest(name, solved.game.task(), stream_seed("lab", seed, solved.game.name, name))

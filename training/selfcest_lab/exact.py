@@ -209,7 +209,7 @@ def enumerate_trajectories(
     return tuple(trajectories)
 
 
-def sampled_ids(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, int, Ids, int]]:
+def iter_sampled_ids(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, int, Ids, int]]:
     """Iterate over the sampled ids of an episode, each as (agent, turn, context before the id, id)."""
     for agent in record.agents:
         context: Ids = ()
@@ -224,7 +224,7 @@ def _number_parameters(table: LogitTable, records: list[EpisodeRecord]) -> Param
     met_at: dict[Ids, set[tuple[int, int]]] = {}  # depths and turns at which a context occurs
     largest_id = 0
     for record in records:
-        for agent, number, context, _ in sampled_ids(record):
+        for agent, number, context, _ in iter_sampled_ids(record):
             met_at.setdefault(context, set()).add((agent.depth, number))
         for agent in record.agents:
             largest_id = max([largest_id, *agent.context_ids])
@@ -259,7 +259,7 @@ def _expected_return(logits: torch.Tensor, parameters: Parameters, records: list
     logprobs = torch.log_softmax(logits, dim=-1)
     value = torch.zeros((), dtype=torch.float64)
     for record in records:
-        rows_and_ids = [(parameters.row_of[context], token) for *_, context, token in sampled_ids(record)]
+        rows_and_ids = [(parameters.row_of[context], token) for *_, context, token in iter_sampled_ids(record)]
         rows, ids = torch.tensor(rows_and_ids).T
         value = value + logprobs[rows, ids].sum().exp() * record.team_return
     return value

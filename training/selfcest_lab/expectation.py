@@ -24,7 +24,7 @@ from selfcest_env.errors import SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_lab.estimate import group_gradients, lab_request, score_replays
+from selfcest_lab.estimate import compute_group_gradients, make_request, score_replays
 from selfcest_lab.exact import (
     EnumeratedOutcome,
     ScriptedNoise,
@@ -148,7 +148,7 @@ def expected_gradient(
         return None
     places = []
     for index in range(group_size):
-        request = lab_request(solved, 0, 0, index)
+        request = make_request(solved, 0, 0, index)
         places.append(enumerate_trajectories(solved.game, solved.table, solved.rules, solved.reward, request))
     if len(solved.trajectories) ** group_size * group_size > max_outcomes:
         return None
@@ -254,7 +254,7 @@ class _GroupEnumeration:
                 # The loss divides by the number of episodes: a replay's turns weigh as in a group of this size.
                 branch_weight = weight / len(chosen)
                 add_group(probability * branch_weight, EpisodeGroup(group.task, (record,)), advantages)
-        return np.asarray(np.array(weights) @ group_gradients(self.solved.parameters, groups, credits))
+        return np.asarray(np.array(weights) @ compute_group_gradients(self.solved.parameters, groups, credits))
 
     def _mean_advantages(
         self, picks: Sequence[int], chosen: Sequence[EnumeratedOutcome[EpisodeRecord]]

@@ -59,7 +59,7 @@ def _row(cell: Measurement, report: LabReport) -> tuple[str, ...]:
         cell.game,
         cell.scheme,
         cell.promise,
-        verdict_on(cell, report),
+        format_verdict(cell, report),
         "0" if is_unbiased else str(cell.bias),
         format_bias_shares(cell, 1),
         f"{cell.cosine:.3f}",
@@ -70,7 +70,7 @@ def _row(cell: Measurement, report: LabReport) -> tuple[str, ...]:
     )
 
 
-def verdict_on(cell: Measurement, report: LabReport) -> str:
+def format_verdict(cell: Measurement, report: LabReport) -> str:
     """Return the verdict on one cell: `kept`, `not refuted, p = ...`, `BROKEN`, or nothing without a promise."""
     if cell.evidence is None:
         return ""
@@ -100,7 +100,7 @@ def print_report(report: LabReport, console: Console) -> None:
                 style = "red" if cell in report.broken else None
                 table.add_row(*(row[head] for head in _SCREEN_HEADS), style=style)
         console.print(table)
-    for line in (*crossings(report.cells), *verdict(report)):
+    for line in (*describe_crossings(report.cells), *verdict(report)):
         console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -134,11 +134,11 @@ def verdict(report: LabReport) -> list[str]:
         )
     for cell in not_refuted:
         if cell.evidence is not None and (cell.evidence.p_value or 0.0) < _NOTABLE:
-            lines.append(f"{verdict_on(cell, report)}: {cell.scheme} in {cell.game}")
+            lines.append(f"{format_verdict(cell, report)}: {cell.scheme} in {cell.game}")
     return lines
 
 
-def crossings(cells: Sequence[Measurement]) -> list[str]:
+def describe_crossings(cells: Sequence[Measurement]) -> list[str]:
     """Return per game and scheme from how many samples on it has less clones' variance than `rloo`.
 
     Only schemes that were measured with several numbers of samples have a crossing.
@@ -173,7 +173,7 @@ def markdown(report: LabReport) -> str:
     """Return the table of cells, the crossings and the verdict, then a table of schemes by games for each quantity."""
     row_by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
     text = _markdown_table([HEADS, *(tuple(row.values()) for row in row_by_head)])
-    for line in (*crossings(report.cells), *verdict(report)):
+    for line in (*describe_crossings(report.cells), *verdict(report)):
         text += f"\n{line}\n"
     games = list(dict.fromkeys(row["game"] for row in row_by_head))
     schemes = list(dict.fromkeys(row["scheme"] for row in row_by_head))

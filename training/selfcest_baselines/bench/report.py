@@ -15,7 +15,7 @@ from selfcest_training.files import atomic_write, write_text
 _THRESHOLDS = np.linspace(0, 1, 101)
 
 
-def known_scenarios() -> str:
+def format_scenarios() -> str:
     """Return a Markdown table of the scenarios with their reference returns."""
     heads = ("scenario", "what it asks for", "agents", "horizon", "idle", "random", "never", "optimal", "solved from")
     lines = []
