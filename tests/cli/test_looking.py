@@ -212,7 +212,7 @@ def test_a_command_that_looks_downloads_no_data_set(
 ) -> None:
     hub = {"name": "questions", "options": {"path": "hub:nobody/nothing"}}
     code, printed = selfcest(monkeypatch, capsys, "contamination", config_with_tasks(a=questions("a"), b=hub))
-    assert (code, "contacts no network; download the official file" in printed) == (2, True), printed
+    assert (code, "uses no network; download the official file" in printed) == (2, True), printed
 
 
 def test_a_command_that_looks_converts_no_gguf_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
