@@ -35,7 +35,7 @@ class ChatConfig:
 
     Attributes:
         date: current date for templates that write it into the system message. It is fixed, so that runs repeat.
-        template_options: variables of the template, as `{"enable_thinking": False}`.
+        template_options: variables of the template, such as `{"enable_thinking": False}`.
     """
 
     date: str = "2025-01-01"
@@ -45,7 +45,7 @@ class ChatConfig:
         try:
             datetime.date.fromisoformat(self.date)
         except ValueError as error:
-            raise ConfigError(f"chat.date is {self.date!r}; expected a day as 2025-01-01") from error
+            raise ConfigError(f"chat.date is {self.date!r}; expected a date such as 2025-01-01") from error
 
     def strftime(self, pattern: str) -> str:
         """Return the fixed date in a format that the template chooses."""

@@ -140,31 +140,33 @@ def _probe(render: Render, markers: Collection[str], has_system_role: bool, repl
     one_turn = [_make_message("assistant", answer), _make_message(reply_role, reply)]
     thought = f"<think>\nProbe of thinking\n</think>\n\n{second_answer}"
     two_turns = [*one_turn, _make_message("assistant", thought), _make_message(reply_role, second_reply)]
-    # The constant texts of a conversation: [0] before the system message, [1] before the task, [2] before the answer,
-    # [3] before the reply, [4] after it, and so on.
-    start = split([])
-    once = split(one_turn, answer, reply)
-    twice = split(two_turns, answer, reply, second_answer, second_reply)
-    if not start[:2] == once[:2] == twice[:2]:
+    # The constant texts of conversations with no turn, one turn and two turns.
+    *opening_texts, prompt = split([])
+    *opening_of_one, prompt_of_one, before_reply, after_reply = split(one_turn, answer, reply)
+    *opening_of_two, prompt_of_two, before_first, after_first, before_second, after_second = split(
+        two_turns, answer, reply, second_answer, second_reply
+    )
+    if not opening_texts == opening_of_one == opening_of_two:
         raise _LayoutError("the opening messages change when turns follow")
-    prompts = {_remove_thinking(start[2]), _remove_thinking(once[2]), _remove_thinking(twice[2])}
-    if len(prompts) > 1 or _remove_thinking(once[4]) != _remove_thinking(twice[4]):
+    prompts = {_remove_thinking(text) for text in (prompt, prompt_of_one, prompt_of_two)}
+    if len(prompts) > 1 or _remove_thinking(after_reply) != _remove_thinking(after_first):
         raise _LayoutError("an answer does not follow the generation prompt as it was given")
-    if not once[3] == twice[3] == twice[5] or once[4] != twice[6]:
+    if not before_reply == before_first == before_second or after_reply != after_second:
         raise _LayoutError("replies are not written the same way at every turn")
     if reply_role is MessageRole.TOOL:
-        _check_tool_role(split, once[3], answer, reply)
-    end = max((marker for marker in markers if once[3].startswith(marker)), key=len, default="")
+        _check_tool_role(split, before_reply, answer, reply)
+    end = max((marker for marker in markers if before_reply.startswith(marker)), key=len, default="")
     if not end:
-        raise _LayoutError(f"after an answer comes {once[3]!r}, which does not begin with an end-of-turn token")
+        raise _LayoutError(f"after an answer comes {before_reply!r}, which does not begin with an end-of-turn token")
+    before_system, before_user = opening_texts
     return ChatFrame(
-        before_system=start[0],
-        before_user=start[1],
-        after_user=start[2],
-        lead=_find_lead(start[2], once[2]),
+        before_system=before_system,
+        before_user=before_user,
+        after_user=prompt,
+        lead=_find_lead(prompt, prompt_of_one),
         end=end,
-        before_reply=once[3].removeprefix(end),
-        after_reply=once[4],
+        before_reply=before_reply.removeprefix(end),
+        after_reply=after_reply,
         has_system_role=has_system_role,
         reply_role=reply_role,
     )

@@ -18,8 +18,8 @@ class LoraOptions(Checked):
     Attributes:
         rank: number of rows of A and columns of B.
         alpha: factor of the added term. A new B is zero, so alpha acts like a factor of the learning rate.
-        target_modules: names of linear layers, or ends of these names, as `q_proj` or `mlp.up_proj`. If it is empty,
-            all linear layers except the output layer get an adapter.
+        target_modules: names of linear layers, or ends of these names, such as `q_proj` or `mlp.up_proj`. If it is
+            empty, all linear layers except the output layer get an adapter.
         per_role: whether roots and clones have separate adapters, which are equal at first.
         dropout: must be 0. With dropout the learner's log-probs would differ from the sampler's.
     """

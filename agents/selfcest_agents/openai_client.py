@@ -90,12 +90,12 @@ class ServerConfig(Checked):
         super().__post_init__()
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"base_url is {self.base_url!r}; expected http:// or https://, as http://127.0.0.1:8000/v1"
+                f"base_url is {self.base_url!r}; expected http:// or https://, as in http://127.0.0.1:8000/v1"
             )
         if any(char in self.base_url for char in "@?#"):
             # The message does not show the address, which may hold a password.
             raise ConfigError(
-                "base_url holds an @, ? or #, as of a password or a query; expected an address without them, as "
+                "base_url holds an @, ? or #, as of a password or a query; expected an address without them, as in "
                 "http://127.0.0.1:8000/v1; put the key into the variable that api_key_variable names"
             )
         if not KEY_VARIABLE.fullmatch(self.api_key_variable):

@@ -65,11 +65,11 @@ class ChatOptions(Checked):
         source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`),
             `hub:OWNER/NAME`, or `smollm2` (see `smollm2_path`). Only `hub:` uses a network.
         dtype: dtype of the weights, `float32` or `bfloat16`.
-        device: device of the model, as `cpu` or `cuda`.
-        attention: attention implementation of transformers, as `sdpa`; `None` for its default.
+        device: device of the model, such as `cpu` or `cuda`.
+        attention: attention implementation of transformers, such as `sdpa`; `None` for its default.
         chat: options for rendering the template.
         protocol: prompt format of calls and answers: `hermes`, `terse` or `package.module:Class`.
-        allow_pickle: whether weights may be read from a pickle, as `pytorch_model.bin`, if there are no safetensors.
+        allow_pickle: whether weights may be read from a pickle such as `pytorch_model.bin` if there are no safetensors.
     """
 
     source: str

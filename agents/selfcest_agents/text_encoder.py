@@ -29,14 +29,16 @@ class TextEncoder:
         self._trusted = Tokenizer.from_str(json.dumps(spec))
         self._scripted = Tokenizer.from_str(json.dumps(spec))
         self._scripted.encode_special_tokens = True
-        # A tokenizer that is made from the model alone has no added tokens.
+        # A tokenizer that is made from the backend's model only has no added tokens.
         self._plain = Tokenizer(self._trusted.model)
         self._plain.normalizer = self._trusted.normalizer
         self._plain.pre_tokenizer = self._trusted.pre_tokenizer
         self._added = backend.get_added_tokens_decoder()
         unknown = spec["model"].get("unk_token")
         # White space may be an added token, but marks nothing. The unknown token stands for any ordinary text.
-        self._marker_ids = {i for i, t in self._added.items() if t.content.strip() and t.content != unknown}
+        self._marker_ids = {
+            index for index, token in self._added.items() if token.content.strip() and token.content != unknown
+        }
         self.encode_plain = lru_cache(CACHED_TEXTS)(self._encode_plain)
         for index in self._marker_ids:
             self._encode_plain(self._added[index].content)  # raises if plain text could become this token
@@ -53,8 +55,8 @@ class TextEncoder:
     def encode_scripted(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that a script wrote instead of the model.
 
-        Special tokens in it are encoded as plain text. Other added tokens, as `<tool_call>` in some tokenizers, are
-        encoded as such.
+        Special tokens in it are encoded as plain text. Other added tokens, which include `<tool_call>` in some
+        tokenizers, are encoded as added tokens.
         """
         return tuple(self._scripted.encode(text, add_special_tokens=False).ids)
 

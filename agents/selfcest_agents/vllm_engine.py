@@ -131,7 +131,9 @@ class VllmEngine:
         """Decode until a sequence finishes; return all that finish at that step, `[]` if none is pending."""
         while self._pending:
             if not self._engine.has_unfinished_requests():
-                raise InfrastructureError(f"vLLM lost {len(self._pending)} requests, as {next(iter(self._pending))!r}")
+                raise InfrastructureError(
+                    f"vLLM lost {len(self._pending)} requests, the first is {next(iter(self._pending))!r}"
+                )
             finished: list[Completion] = []
             for output in self._engine.step():
                 if output.finished and output.request_id in self._pending:

@@ -2,7 +2,7 @@
 
 Source: uncertainty consistency (arXiv 2601.22595, from the abstract). The paper chooses which queries to annotate. Here
 a task costs the rollouts of its group, so the consistency of earlier groups chooses fresh tasks of their bucket. The
-measure below is a variant of this project. docs/methods.md has the rest.
+measure below is a variant of this project. Details: docs/methods.md.
 
     U_k = mean of -log pi over the generated tokens of rollout k
     A_k = (s_k - mean s) / std s,   s_k = 1 if rollout k is right, else 0

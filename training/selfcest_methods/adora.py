@@ -1,7 +1,7 @@
 """`adora` scales down the credit of groups whose right episodes are no longer than their wrong ones.
 
 Source: ADORA (arXiv 2602.10019), its rule by length and the factor 0.1 as in the released code. The rule by difficulty
-is the paper's with a threshold of this project. docs/methods.md has the rest.
+is the paper's with a threshold of this project. Details: docs/methods.md.
 
     A = A of the scheme `scheme` * (`gain` if the group is favoured, else `factor`)
     by length:      max length of right episodes > mean length of wrong ones

@@ -1,8 +1,8 @@
 """`aligned` adapts the weights of heuristic reward terms to their effect on the primary one.
 
-Source: behaviour alignment (Gupta et al., arXiv 2310.19007, from the abstract). There the gradient of the outer
+Source: behaviour alignment (Gupta et al., arXiv 2310.19007, from the abstract). In the paper the gradient of the outer
 objective goes through the policy's optimiser. Here it is the closed form for a policy that may be any distribution near
-pi_0, so a weight follows a correlation within groups. docs/methods.md has the rest.
+pi_0, so a weight follows a correlation within groups. Details: docs/methods.md.
 
     max over w of E[r_p] under pi_w,   pi_w = argmax over pi of E[r_p + sum_i w_i r_i] - beta KL(pi || pi_0)
     d E[r_p] / d w_i = Cov(r_p, r_i) / beta                               under pi_w, per task

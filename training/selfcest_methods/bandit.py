@@ -1,7 +1,7 @@
-"""`bandit` chooses with a UCB bandit how the next clone is told to work, and has another clone judge each answer.
+"""`bandit` chooses the instruction of each clone with a UCB bandit, and has another clone judge each answer.
 
-Source: SYMPHONY (Zhu et al., arXiv 2601.22623, sections 3.3 and 3.5). There the arms are different models in a tree
-search. Here they are instructions to the same weights, and the search is one level deep. docs/methods.md has the rest.
+Source: SYMPHONY (Zhu et al., arXiv 2601.22623, sections 3.3 and 3.5). In the paper the arms are different models in a
+tree search. Here they are instructions to the same weights, and the search is one level deep. Details: docs/methods.md.
 
     bound(arm) = mean reward + alpha * sqrt(ln(1 + N) / (1 + n)),   N pulls in all, n of the arm
     reward = Z * (1 - H(C)),   the judged value Z and the entropy H of the judge's confidence C
@@ -99,8 +99,8 @@ class Bandit(OrchestratedStrategy, Checked):
         bounds = []
         for arm in range(len(self.instructions)):
             arm_rewards = [reward for pulled_arm, reward in pulls if pulled_arm == arm]
-            # A pull without a reward counts in n but in no mean. In the mean it would make the arm look bad; outside n
-            # an arm whose judge is never understood would be pulled for ever.
+            # A pull without a reward counts in n but not in the mean. In the mean it would make the arm look bad. If it
+            # did not count in n, an arm whose judgements can never be parsed would be pulled in every round.
             known_rewards = [reward for reward in arm_rewards if reward is not None]
             mean = sum(known_rewards) / len(known_rewards) if known_rewards else 0.0
             bounds.append(mean + self.alpha * math.sqrt(math.log(1 + len(pulls)) / (1 + len(arm_rewards))))

@@ -1,8 +1,8 @@
 """`board` lets clones leave notes for the later clones of the same parent.
 
-Source: Learning to Share (Fioresi et al., arXiv 2602.05965, from the abstract). There teams that work side by side
-share a memory, and a trained controller admits entries. Here a note is shown when its whole call has joined, and the
-policy decides what it writes. docs/methods.md has the rest.
+Source: Learning to Share (Fioresi et al., arXiv 2602.05965, from the abstract). In the paper teams that work side by
+side share a memory, and a trained controller admits entries. Here a note is shown when its whole call has joined, and
+the policy decides what it writes. Details: docs/methods.md.
 
 Expected effect: later calls repeat less work, and total tokens fall at equal accuracy.
 """

@@ -1,7 +1,7 @@
 """`branches` credits a clone's turns against alternatives drawn in the same context, and trains on all of them.
 
-Source: C3 (arXiv 2603.06859). There two agents have fixed roles. Here any clone has alternatives, also a clone that is
-born in an alternative. docs/methods.md has the rest.
+Source: C3 (arXiv 2603.06859). In the paper two agents have fixed roles. Here any clone has alternatives, also a clone
+that is born in an alternative. Details: docs/methods.md.
 
     A_i = R_i - mean_{j != i} R_j   for c's turns in the episode, i = 0, and in n replays that resample them,
                                     each with weight 1 / (n + 1)

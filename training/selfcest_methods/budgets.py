@@ -1,7 +1,7 @@
 """`budgets` plays every group under a budget of total tokens that is drawn for it.
 
 Source: L1 (arXiv 2503.04697), which conditions a policy on a length in its prompt by a penalty. Here the game ends at
-the budget, and the prompt format must show it. docs/methods.md has the rest.
+the budget, and the prompt format must show it. Details: docs/methods.md.
 
     total_tokens ~ uniform over `totals`, or log-uniform from the first to the second of `between`;   one draw per group
 

@@ -1,8 +1,8 @@
 """`clpo` follows up hard tasks with an easier twin, and tasks of medium difficulty with another task of their size.
 
-Source: CLPO (arXiv 2509.25004), its online curriculum and problem restructuring. There the policy rewrites the problem
-and is trained on the rewriting. Here the generator of the family draws the twin, so its answer is known.
-docs/methods.md has the rest.
+Source: CLPO (arXiv 2509.25004), its online curriculum and problem restructuring. In the paper the policy rewrites the
+problem and is trained on the rewriting. Here the generator of the family draws the twin, so its answer is known.
+Details: docs/methods.md.
 
     accuracy of a task = share of its rollouts that are right
     accuracy <= hard:            a twin of the family and of the next smaller size that is drawn

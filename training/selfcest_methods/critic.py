@@ -1,7 +1,8 @@
 """`critic` credits a clone's turn by the difference of two learned values, before and after it.
 
-Source: COMA's critic (Foerster et al., arXiv 1705.08926, section 4), for language models. There the expectation over
-actions is a sum. Here the alternatives are all texts, so a second value head learns it. docs/methods.md has the rest.
+Source: COMA's critic (Foerster et al., arXiv 1705.08926, section 4), for language models. In the paper the expectation
+over actions is a sum. Here the alternatives are all texts, so a second value head learns the expectation. Details:
+docs/methods.md.
 
     clones: A_t = Q(h after turn t) - V(h before turn t)     roots: rloo
 

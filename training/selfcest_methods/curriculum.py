@@ -1,7 +1,7 @@
 """`curriculum` moves one limit of the game over training, around another task sampler.
 
-Source: Train Long, Think Short (arXiv 2508.08940). There the budget tightens by a schedule and is a term of the reward.
-Here it is a limit that cannot be exceeded, and `by: success` is an addition. docs/methods.md has the rest.
+Source: Train Long, Think Short (arXiv 2508.08940). In the paper the budget tightens by a schedule and is a term of the
+reward. Here it is a limit that cannot be exceeded, and `by: success` is an addition. Details: docs/methods.md.
 
     limit = start + (end - start) * progress
     progress = step / steps, or (steps in which enough rollouts were right) / steps

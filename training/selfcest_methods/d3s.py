@@ -1,7 +1,7 @@
 """`d3s` trains on the rollouts whose advantages vary most, and on their tokens with the largest |A| times entropy.
 
-Source: D3S (Wang et al., arXiv 2509.22115). There a rollout is one sequence. Here it is a tree, so rollouts are chosen
-by their mean advantage. docs/methods.md has the rest.
+Source: D3S (Wang et al., arXiv 2509.22115). In the paper a rollout is one sequence. Here it is a tree, so rollouts are
+chosen by their mean advantage. Details: docs/methods.md.
 
     rollouts: the m = ceil(s_r n) of n episodes whose mean advantages have the largest variance
     tokens: of these episodes the ceil(s_t T) of T with the largest |A_t| · H_t

@@ -1,8 +1,8 @@
 """`decide_first` asks for the decision to delegate in an episode of its own.
 
-Source: AdaSearch (Lin et al., arXiv 2512.16883, from the abstract). There the model decides whether to search, and
-answers from its weights if not. Here it decides whether to delegate, and sees the documents if not. The two stages of
-training are not here. docs/methods.md has the rest.
+Source: AdaSearch (Lin et al., arXiv 2512.16883, from the abstract). In the paper the model decides whether to search,
+and answers from its weights if not. Here it decides whether to delegate, and sees the documents if not. The two stages
+of training are left out. Details: docs/methods.md.
 
 Expected effect: precision and recall of delegation rise over those of a policy that decides as it works.
 """

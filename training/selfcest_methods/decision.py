@@ -1,7 +1,7 @@
 """`decision` gives credit to the first turn of the root only, in which it delegates or answers.
 
-Source: A2FM (arXiv 2510.12838) and AdaSearch (arXiv 2512.16883) train a decision by itself; the average over equal
-decisions is that of SALT (arXiv 2510.20022). Here the decision is a turn of the episode. docs/methods.md has the rest.
+Source: A2FM (arXiv 2510.12838) and AdaSearch (arXiv 2512.16883) train only a decision. The average over equal
+decisions is that of SALT (arXiv 2510.20022). Here the decision is a turn of the episode. Details: docs/methods.md.
 
     the root's turn 0: A = mean of A_j over the episodes j of the group with the same decision;   all else is excluded
 

@@ -1,7 +1,7 @@
 """`downsampled` takes baselines from the whole group and trains on a balanced part of it.
 
 Source: Reinforce-Ada (arXiv 2510.04996), the down-sampling of its groups. Here any scheme can give the credit, and
-`reweigh` is an addition. It is the counterpart of the group filter `reinforce_ada`. docs/methods.md has the rest.
+`reweigh` is an addition. It is the counterpart of the group filter `reinforce_ada`. Details: docs/methods.md.
 
     A as the scheme `scheme` has it for all N episodes; n of them train, half right and half wrong if there are as many
     reweigh: if k of s right episodes train, each of them weighs s n / (k N); wrong ones likewise

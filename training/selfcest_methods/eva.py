@@ -1,7 +1,7 @@
 """`eva` draws tasks of buckets whose rollouts differ most in return.
 
-Source: eva (arXiv 2411.00062). There a model rewrites the prompts of informative groups. Here fresh tasks are drawn
-from their buckets. docs/methods.md has the rest.
+Source: eva (arXiv 2411.00062). In the paper a model rewrites the prompts of informative groups. Here fresh tasks are
+drawn from their buckets. Details: docs/methods.md.
 
     P(task of bucket b) ~ floor + mean info of the groups of b
     info = gap: max R - min R      mean_gap: max R - mean R      variance: of R, with n in the denominator

@@ -1,7 +1,7 @@
 """`frozen_clones` keeps the turns of clones out of the loss in the first steps.
 
-Source: PARL (Kimi K2.5, arXiv 2602.02276). There sub-agents stay frozen. Here root and clones share
-their weights, so only the loss of clones is left out, and only at first. docs/methods.md has the rest.
+Source: PARL (Kimi K2.5, arXiv 2602.02276). In the paper sub-agents stay frozen. Here root and clones share their
+weights, so only the loss of clones is left out, and only at first. Details: docs/methods.md.
 
     A as the scheme `scheme` has it;   steps 0 to `steps` - 1: every turn of a clone is excluded;   later none
 

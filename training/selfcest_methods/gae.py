@@ -1,8 +1,8 @@
 """`gae` estimates the advantages of every agent with a learned value, as a chain of its own turns.
 
-Source: generalised advantage estimation (Schulman et al., arXiv 1506.02438), without discounting. There an episode
-has one agent. Here every agent of the tree has a chain of its own, which ends in the team return.
-docs/methods.md has the rest.
+Source: generalised advantage estimation (Schulman et al., arXiv 1506.02438), without discounting. In the paper an
+episode has one agent. Here every agent of the tree has a chain of its own, which ends in the team return. Details:
+docs/methods.md.
 
     delta_t = V(h before turn t + 1) - V(h before turn t), after the last turn R - V;   A_t = sum_l lam^l delta_(t + l)
 

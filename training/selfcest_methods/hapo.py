@@ -1,8 +1,8 @@
 """`hapo` takes the baseline over the tokens of a group, and scales each token's advantage by its entropy.
 
 Source: HAPO (Liu et al., arXiv 2509.16591), its token-level group average and advantage redistribution, by the released
-code. Its temperature and clipping by entropy are not here, and h has the sign of the paper's text. docs/methods.md has
-the rest.
+code. Its temperature and clipping by entropy are left out, and h has the sign of the paper's text. Details:
+docs/methods.md.
 
     A_k = (R_k - m) / (max(s, std_floor) + epsilon),   m, s: mean and std of R over all tokens of the group
     A_t = A_k (1 + beta h_t) if h_t <= 0 and |ratio_t - 1| < neutral,

@@ -1,8 +1,8 @@
 """`hypervolume` raises the weights of reward terms after a step whose mean results enlarge the dominated volume.
 
-Source: hypervolume-guided weights (Lu et al., arXiv 2509.11452), by the released code. There the points are of a
-validation set. Here they are of the rollouts, and every objective is relative to its reference. docs/methods.md has the
-rest.
+Source: hypervolume-guided weights (Lu et al., arXiv 2509.11452), by the released code. In the paper the points are of a
+validation set. Here they are of the rollouts, and every objective is relative to its reference. Details:
+docs/methods.md.
 
     weight = terms[name] * (0.5 + 1.5 tanh(scale * dHV)),   dHV = HV(front and the step's point) - HV(front)
     a point has per objective its gain over `reference`, the mean over the step's episodes, at least 0

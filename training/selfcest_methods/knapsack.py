@@ -1,7 +1,7 @@
 """`knapsack` gives each task as many rollouts as maximise their expected value under a budget of tokens.
 
-Source: Knapsack RL (arXiv 2509.25849), and its released code. There rates are of prompts and the budget is in rollouts.
-Here rates are of buckets, and the budget is the tokens of a uniform allocation. docs/methods.md has the rest.
+Source: Knapsack RL (arXiv 2509.25849), and its released code. In the paper rates are of prompts and the budget is in
+rollouts. Here rates are of buckets, and the budget is the tokens of a uniform allocation. Details: docs/methods.md.
 
     value of N rollouts of a task with success rate p = (1 - p^N - (1-p)^N) * p (1-p)^2
     maximise the sum of values, with the sum of N * (tokens of a rollout) at most group_size * (tokens of all tasks)

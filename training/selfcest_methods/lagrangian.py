@@ -1,7 +1,7 @@
 """`lagrangian` sets the weight of a reward term by dual ascent on a bound of a mean.
 
 Source: RCPO (Tessler et al., arXiv 1805.11074), and the proportional term of PID Lagrangian methods (arXiv 2007.03964).
-Here the error is relative to the bound, and there is no derivative term. docs/methods.md has the rest.
+Here the error is relative to the bound, and there is no derivative term. Details: docs/methods.md.
 
     error = (mean x - at_most) / |at_most|   or   (at_least - mean x) / |at_least|     (over the step's episodes)
     integral <- clip(integral + rate * error, 0, most);   weight = clip(integral + proportional * error, 0, most)

@@ -1,7 +1,8 @@
 """`modes` has the policy choose an instant, a reasoning or an agentic mode for every task.
 
-Source: A2FM (Chen et al., arXiv 2510.12838), with a fixed mode as in its released code. There one turn names the mode
-and works in it. Here the choice is an episode of its own. Its training (APO) is not here. docs/methods.md has the rest.
+Source: A2FM (Chen et al., arXiv 2510.12838), with a fixed mode as in its released code. In the paper one turn names the
+mode and works in it. Here the choice is an episode of its own. The paper's training (APO) is left out. Details:
+docs/methods.md.
 
 Expected effect: easy tasks cost fewer tokens, and hard ones keep their accuracy.
 """

@@ -1,7 +1,7 @@
 """`mopps` draws tasks by Thompson sampling of their success rate.
 
-Source: MoPPS (arXiv 2507.04632). There every prompt has a posterior of its own. Here a bucket has one, since tasks are
-seldom seen twice. docs/methods.md has the rest.
+Source: MoPPS (arXiv 2507.04632). In the paper every prompt has a posterior of its own. Here a bucket has one, since
+tasks are seldom seen twice. Details: docs/methods.md.
 
     p ~ Beta(1 + s, 1 + n - s),   s of n rollouts of the bucket were right, with less weight for earlier steps
     of `pool` times as many tasks, those with the smallest (p - target)^2 are proposed

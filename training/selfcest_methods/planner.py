@@ -1,8 +1,8 @@
 """`planner` has a planning clone hand parts to clones with roles, and revise its plan after every round.
 
-Source: AgentOrchestra (Zhang et al., arXiv 2506.12508, from the abstract). There the workers are agents with different
-tools. Here a role is an instruction to the same weights, and the tools are those of the game. docs/methods.md has the
-rest.
+Source: AgentOrchestra (Zhang et al., arXiv 2506.12508, from the abstract). In the paper the workers are agents with
+different tools. Here a role is an instruction to the same weights, and the tools are those of the game. Details:
+docs/methods.md.
 
 Expected effect: on tasks of several hops, accuracy above that of a single call.
 """

@@ -2,8 +2,8 @@
 
 Source: Agentic Context Engineering (Zhang et al., arXiv 2510.04618), and its released code. As there, a reflector draws
 a lesson from an episode, a curator adds bullets, and a merge without a model counts how often each bullet helped. Here
-equal bullets are found by their words and not by embeddings, and a full list drops its least helpful bullet.
-docs/methods.md has the rest.
+equal bullets are found by their words and not by embeddings, and a full list drops its least helpful bullet. Details:
+docs/methods.md.
 
 Expected effect: accuracy rises with the number of learned tasks, by more than the advice costs in tokens.
 """

@@ -1,8 +1,7 @@
 """`reinforce_ada` is a group filter that rolls a task out again until it has enough right and wrong rollouts.
 
 Source: Reinforce-Ada (arXiv 2510.04996), its sequential sampling, and its released code. Here it is a filter, so any
-task sampler may choose the tasks; use it with the credit scheme `downsampled`. docs/methods.md has the rest, also its
-bias.
+task sampler may choose the tasks; use it with the credit scheme `downsampled`. Details and its bias: docs/methods.md.
 
     balanced: a task is done with n // 2 right and n - n // 2 wrong rollouts
     positive: a task is done with one right rollout

@@ -1,8 +1,8 @@
 """`salt` averages the advantages of equal steps in equal states within a group.
 
-Source: SALT (Li et al., arXiv 2510.20022), trajectories as a graph with shared steps. There a state is that of a text
-environment. Here a state is the past of an agent: its prompts, replies and actions. An action is the effect of a turn
-in the game. docs/methods.md has the rest.
+Source: SALT (Li et al., arXiv 2510.20022), trajectories as a graph with shared steps. In the paper a state is that of a
+text environment. Here a state is the past of an agent: its prompts, replies and actions. An action is the effect of a
+turn in the game. Details: docs/methods.md.
 
     A_t = mean of A_u over the turns u of the group's episodes with (agent path, state, action) of t
 
@@ -77,7 +77,7 @@ class Salt(WrapperScheme):
         context: list[object] = []
         steps: list[object] = []
         for index, turn in enumerate(agent.turns):
-            # Replies stand beside the prompt ids, because a policy of text has no ids.
+            # The replies are added to the prompt ids, because a policy of texts has no ids.
             context.append((turn.generation.prompt_ids, *_get_replies(episode, agent, index)))
             action = _describe_action(episode, agent, index)
             if self.options.thoughts:

@@ -1,8 +1,8 @@
 """`scale` has a clone decompose the task, has the difficulty of each part judged, and solves the parts in order.
 
-Source: SCALE (Xiao et al., arXiv 2512.00466, from the abstract and figure 1). There system 2 is the thinking mode of
-the model. Here several clones think about a hard part and their majority counts, and one clone answers an easy part at
-once. docs/methods.md has the rest.
+Source: SCALE (Xiao et al., arXiv 2512.00466, from the abstract and figure 1). In the paper system 2 is the thinking
+mode of the model. Here several clones think about a hard part and their majority counts, and one clone answers an easy
+part at once. Details: docs/methods.md.
 
 Expected effect: the accuracy of thinking about every part, for fewer tokens.
 """

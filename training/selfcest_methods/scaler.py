@@ -1,8 +1,8 @@
 """`scaler` moves the difficulty level of each family with the policy's accuracy, and rests families that are learned.
 
 Source: SCALER (arXiv 2601.04809), its difficulty controller and environment curation, with the constants of the
-released code. There a family that leaves is replaced by any other one, and active families have equal shares. Here it
-is replaced by a resting one, and the config's weights decide. docs/methods.md has the rest.
+released code. In the paper a family that leaves is replaced by any other one, and active families have equal shares.
+Here it is replaced by a resting one, and the config's weights decide. Details: docs/methods.md.
 
     d <- clip(d + clip(gain * (accuracy - target), -max_move, max_move), 0, top)      after every round, per family
     accuracy = (1 - f) acc(floor d) + f acc(ceil d), f = d - floor d; a task is of level ceil d with probability f

@@ -28,7 +28,7 @@ def read_scores(text: str | None, count: int, max_score: float) -> tuple[float, 
     if list_numbers == [str(i + 1) for i in range(len(list_numbers))]:
         text = _LIST_NUMBER.sub("", text)
     end = rf"{max_score:g}(?:\.0+)?(?!\w|\.[0-9]|\s*[/%])"
-    # The order of the alternatives matters: a range and a share must be tried before their first number alone.
+    # The order of the alternatives matters: a range and a share must be tried before a plain number.
     pattern = re.compile(
         rf"(?<![\w.+\-−–/])0(?:\.0+)?\s*(?:to|[-−–])\s*{end}"
         rf"|(?P<part>{_NUMBER})\s*(?:(?:/|out\s+of\s)\s*(?P<whole>{_DIGITS})(?!\s*[/%])|of\s+{end})"

@@ -1,8 +1,8 @@
 """`state_zero` takes the predicted return of a task as the baseline of every turn.
 
-Source: V_0 (arXiv 2602.03584), a value at state zero in place of a group's mean. There a large model is trained once
-and told of the policy by examples. Here a small regression is fitted again after every step. docs/methods.md has the
-rest.
+Source: V_0 (arXiv 2602.03584), a value at state zero in place of a group's mean. In the paper a large model is trained
+once and told of the policy by examples. Here a small regression is fitted again after every step. Details:
+docs/methods.md.
 
     A_k = R_k - V(task, budget);   V: ridge regression of returns on the features of a task, fitted on earlier steps
 

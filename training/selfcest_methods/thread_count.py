@@ -1,8 +1,8 @@
 """`thread_count` tells the policy how many clones it may start.
 
-Source: Adaptive Parallel Reasoning (Pan et al., arXiv 2504.15466, from a summary). There demonstrations have exactly as
-many threads as the prompt says. Here the number is a limit, and an upper bound for a policy that was not trained with
-it. docs/methods.md has the rest.
+Source: Adaptive Parallel Reasoning (Pan et al., arXiv 2504.15466, from a summary). In the paper demonstrations have
+exactly as many threads as the prompt says. Here the number is a limit, and an upper bound for a policy that was not
+trained with it. Details: docs/methods.md.
 
 Expected effect: a policy that was trained for it spawns more clones at a higher number, and its accuracy rises.
 """

@@ -1,8 +1,8 @@
 """`turn_limit` and `turn_extension` tell every agent its limit of turns, which is fixed or can be extended.
 
 Source: More with Less (Gao and Peng, arXiv 2510.16786, from the abstract). How an agent asks for more turns is a choice
-of this project: a line `More turns: N`. An extension costs only the words and turns themselves. docs/methods.md has the
-rest.
+of this project: a line `More turns: N`. An extension costs only the words and turns themselves. Details:
+docs/methods.md.
 
 Expected effect: turns and tokens fall at equal accuracy.
 """

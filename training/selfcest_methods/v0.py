@@ -1,7 +1,7 @@
 """`v0` is `knapsack` with success rates that a regression predicts from the task and its budget.
 
-Source: V_0 (arXiv 2602.03584), its use as an allocator of rollouts. There a large model is trained once and told of the
-policy by examples. Here a small regression is fitted again after every step. docs/methods.md has the rest.
+Source: V_0 (arXiv 2602.03584), its use as an allocator of rollouts. In the paper a large model is trained once and told
+of the policy by examples. Here a small regression is fitted again after every step. Details: docs/methods.md.
 
     p(task) = logistic regression on family, size, documents and budget, fitted on earlier steps
 

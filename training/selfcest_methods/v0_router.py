@@ -1,8 +1,8 @@
 """`v0_router` has each task played by the strategy with the highest predicted worth.
 
-Source: V_0 (arXiv 2602.03584, from the abstract), its use as a router between models. There a large model is told of
-each model's ability by examples. Here two small regressions per strategy are fitted on the results of an earlier study.
-docs/methods.md has the rest.
+Source: V_0 (arXiv 2602.03584, from the abstract), its use as a router between models. In the paper a large model is
+told of each model's ability by examples. Here two small regressions per strategy are fitted on the results of an
+earlier study. Details: docs/methods.md.
 
     worth(strategy, task) = p(strategy, task) - price * units(strategy, task) / 1000
     p, units: logistic and linear regression on family, size, number of documents and budget

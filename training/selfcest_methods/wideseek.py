@@ -1,7 +1,7 @@
 """`wideseek` gives every agent of an episode the same weight in the loss.
 
 Source: WideSeek-R1 (arXiv 2602.04634), its mean on the level of agents and of tokens. The weight is the product of the
-factors `agent_level` and `turn_level` of its released code. docs/methods.md has the rest.
+factors `agent_level` and `turn_level` of its released code. Details: docs/methods.md.
 
     A_t = A_k, with weight loss_denominator_tokens / (N_k * T_a), for every token t of agent a
     N_k: agents of episode k that took a turn;   T_a: generated tokens of agent a
