@@ -119,9 +119,10 @@ class Kernel:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
         turn_index = len(state.turns)
         self._log[agent_id, turn_index] = LogEntry(agent_id, turn_index, action, usage, text)
-        # An invalid generation requests no more turns, whatever its text says.
-        extra = state.extra_turns if turn.invalid_reason(usage) else self.rules.extend_turns(state.extra_turns, text)
-        if turn.can_extend and extra > state.extra_turns:
+        extra_turns = state.extra_turns
+        if turn.invalid_reason(usage) is None:  # an invalid generation requests no turns, whatever its text says
+            extra_turns = self.rules.extend_turns(state.extra_turns, text)
+        if turn.can_extend and extra_turns > state.extra_turns:
             turn = turn._replace(end_status=None)
         action, facts, text = self._settle(agent_id, turn, action, usage, text)
         del self._ready[bisect_left(self._ready, agent_id)]
@@ -130,7 +131,7 @@ class Kernel:
             boundary=Boundary.AFTER_STOP if usage.finish_reason is FinishReason.STOP else Boundary.AFTER_LENGTH,
             messages=(*state.messages, Message(MessageRole.ASSISTANT, (Part(text),))),
             context_tokens=state.context_tokens + facts.generated_tokens,
-            extra_turns=extra,
+            extra_turns=extra_turns,
         )
         match action:
             case Answer(text):
@@ -140,11 +141,7 @@ class Kernel:
             case Read(keys):
                 self._read(agent_id, facts, turn, keys)
             case Malformed(reason):
-                self._fail_turn(
-                    agent_id,
-                    replace(facts, outcome=Outcome.MALFORMED, fault=reason),
-                    turn,
-                )
+                self._fail_turn(agent_id, replace(facts, outcome=Outcome.MALFORMED, fault=reason), turn)
 
     def play(self, agent_id: AgentId, text: str, usage: Usage) -> None:
         """Parse a generation and play it by `step`. A text over its grant, or cut by length, is not parsed."""
@@ -197,9 +194,8 @@ class Kernel:
             self._agents[ROOT] = state._replace(status=status)
             return
         prompt_tokens = self.rules.counter.count(state.messages, Boundary.OPENING)
-        if not self.ledger[ROOT].free.covers(Amounts(prompt_tokens + 1, 1)) or not fits_context(
-            self.limits, prompt_tokens + 1
-        ):
+        least = prompt_tokens + 1  # the prompt and one token of an answer
+        if not self.ledger[ROOT].free.covers(Amounts(least, 1)) or not fits_context(limits, least):
             self._agents[ROOT] = state._replace(status=Status.PROMPT_TOO_LONG)
             return
         self.ledger.charge(ROOT, Amounts(prompt_tokens))
@@ -233,6 +229,8 @@ class Kernel:
         turn_limit = self.rules.turn_limit(state.extra_turns)
         can_extend = end_status is Status.OUT_OF_TURNS and turn_limit != self.rules.max_turns
         has_next_turn = end_status is None or can_extend
+        # If the turn fails, a line about its fault follows, so that line is reserved with the turn.
+        notice = self.rules.notice_tokens if has_next_turn else 0
         may_spawn = state.brief.can_delegate and free.covers(Amounts(clones=1))
         can_pay = may_spawn and can_pay_call(state, free, self.rules, self._board(agent_id))
         turn = OpenTurn(
@@ -242,8 +240,7 @@ class Kernel:
             can_read=has_next_turn and self._can_read(agent_id),
             too_poor=may_spawn and not can_pay,
             end_status=end_status,
-            # A turn that fails is followed by a line about its fault, which is reserved with the turn.
-            reserved=Amounts((grant or 0) + (self.rules.notice_tokens if has_next_turn else 0), grant or 0),
+            reserved=Amounts((grant or 0) + notice, grant or 0),
             can_extend=can_extend,
         )
         self.ledger.reserve(agent_id, turn.reserved)
@@ -285,25 +282,27 @@ class Kernel:
         self._close_turn(agent_id, facts)
         if turn.end_status is not None:
             return self._finish(agent_id, turn.end_status)
-        played = len(self._agents[agent_id].turns)
-        tokens = self._append(agent_id, self._with_reminder(agent_id, self.rules.protocol.fault(facts.fault), played))
-        self._open_turn(agent_id, tokens)
+        num_played = len(self._agents[agent_id].turns)
+        message = self._with_reminder(agent_id, self.rules.protocol.fault(facts.fault), num_played)
+        self._open_turn(agent_id, self._append(agent_id, message))
 
-    def _with_reminder(self, agent_id: AgentId, message: Message, played: int) -> Message:
-        """Return the message with a reminder of the turns left after `played` turns."""
+    def _with_reminder(self, agent_id: AgentId, message: Message, num_played: int) -> Message:
+        """Return the message with a reminder of the turns left after `num_played` turns."""
         turn_limit = self.rules.turn_limit(self._agents[agent_id].extra_turns)
-        return self.rules.with_reminder(message, None if turn_limit is None else turn_limit - played)
+        return self.rules.with_reminder(message, None if turn_limit is None else turn_limit - num_played)
 
     # Answers
 
     def _answer(self, agent_id: AgentId, facts: TurnFacts, text: str) -> None:
         self._close_turn(agent_id, facts)
-        limit = self.limits.reply_tokens
-        # The limit holds for the reply as the parent reads it, so it is counted after neutralising.
-        too_long = limit is not None and self.rules.counter.count_text(self.rules.protocol.neutralise(text)) > limit
-        if agent_id != ROOT and too_long:
+        if agent_id != ROOT and self._is_too_long(text):
             return self._finish(agent_id, Status.REPLY_TOO_LONG)
         self._finish(agent_id, Status.ANSWERED, text)
+
+    def _is_too_long(self, reply: str) -> bool:
+        """Return whether a reply is over `reply_tokens` in the form that the parent reads, after neutralising."""
+        limit = self.limits.reply_tokens
+        return limit is not None and self.rules.counter.count_text(self.rules.protocol.neutralise(reply)) > limit
 
     def _finish(self, agent_id: AgentId, status: Status, reply: str | None = None) -> None:
         self._agents[agent_id] = self._agents[agent_id]._replace(status=status, reply=reply)
@@ -466,6 +465,7 @@ class Kernel:
         self._agents[parent_id] = parent._replace(call=None)
         message = self._with_reminder(parent_id, self.rules.protocol.replies(replies), len(parent.turns))
         tokens = self._append(parent_id, message)
+        # Without a limit on replies there is no bound.
         bound = None if self.limits.reply_tokens is None else call.reserved.total_tokens
-        assert bound is None or tokens <= bound, "a reply message was priced below what it costs"
+        assert bound is None or tokens <= bound, "a message of replies costs more than its bound"
         self._open_turn(parent_id, tokens)

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.graders import Grade
@@ -155,7 +155,7 @@ class ProcessTerm(ABC):
 
 def sum_turns(turns: ByTurn) -> float:
     """Return the sum over the turns of all agents."""
-    return math.fsum(value for values in turns.values() for value in values)
+    return math.fsum(chain.from_iterable(turns.values()))
 
 
 def _make_step(record: EpisodeRecord, agent: AgentRecord, index: int) -> ProcessStep:

@@ -162,7 +162,7 @@ class Measure:
 
     Attributes:
         of: returns the cost of one episode.
-        over_samples: combines the costs of several parallel episodes on one task: `sum`, or `max` for a cost in time.
+        over_samples: combines the costs of several episodes on one task that run in parallel: `sum` or `max`.
         in_series: combines them if each episode waits for the one before; by default as `over_samples`.
         compared: whether strategies are compared at equal values of this cost. Other costs are only reported.
     """
@@ -295,10 +295,12 @@ class EpisodeRecord:
 
     def critical_path(self, agent_id: AgentId) -> int:
         """Return the generated tokens in an agent's subtree that had to wait for each other."""
-        return sum(
-            turn.facts.generated_tokens + max((self.critical_path(child) for child in turn.facts.children), default=0)
-            for turn in self.by_id[agent_id].turns
-        )
+        tokens = 0
+        for turn in self.by_id[agent_id].turns:
+            # The clones of a call run in parallel, so the agent waits only for the longest one.
+            clone_paths = [self.critical_path(child) for child in turn.facts.children]
+            tokens += turn.facts.generated_tokens + max(clone_paths, default=0)
+        return tokens
 
 
 @dataclass(frozen=True)
