@@ -3,7 +3,7 @@
 A replay intervenes on an agent's first turn, or on a later one that it names. It keeps every turn that is neither
 intervened on nor a descendant of such a turn (`tree.is_descendant`). An agent whose reply is replaced is *absent*. Its
 siblings keep their grants, its own grant stays with the parent, and nothing is charged or counted for it. Its parent
-reads the replacement, by default the reply of a failed clone (`tree.reply_of`).
+reads the replacement, by default the reply of a failed clone (`tree.get_reply`).
 """
 
 from __future__ import annotations
@@ -180,5 +180,5 @@ def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
     "after" as common random numbers. A replay of a replay shares no stream with it.
     """
     resampled = any(agent_id.is_under(other) and change.kind == "resample" for other, change in replay.interventions)
-    kind = ("resample" if resampled else "after") + (f" in {replay.episode_id}" if replay.is_second else "")
+    kind = ("resample" if resampled else "after") + (f" in {replay.episode_id}" if replay.is_nested else "")
     return turn_seed(seed, agent_id, turn, kind, replay.sample)

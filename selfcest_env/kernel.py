@@ -22,7 +22,7 @@ from selfcest_env.grants import (
 )
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
-from selfcest_env.tree import AgentState, Call, LogEntry, OpenTurn, reply_of
+from selfcest_env.tree import AgentState, Call, LogEntry, OpenTurn, get_reply
 from selfcest_env.types import (
     ROOT,
     Action,
@@ -445,7 +445,7 @@ class Kernel:
         if not self.rules.keeps_board:
             return {}
         children = (parent_id.child(i) for i in range(self._agents[parent_id].num_children))
-        replies = {child: reply_of(self._agents[child]).text for child in children}
+        replies = {child: get_reply(self._agents[child]).text for child in children}
         neutral = {child: self.rules.protocol.neutralise(text) for child, text in replies.items() if text is not None}
         return self.rules.board(neutral)
 
@@ -458,7 +458,7 @@ class Kernel:
             if child is not None and child not in self.absent:
                 self.ledger.close(child)
         replies = [
-            Reply(failure=call.refused[i]) if child is None else reply_of(self._agents[child])
+            Reply(failure=call.refused[i]) if child is None else get_reply(self._agents[child])
             for i, child in enumerate(call.children)
         ]
         self.ledger.settle(parent_id, call.reserved, ZERO)

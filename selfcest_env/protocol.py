@@ -224,7 +224,7 @@ def prompt_variant_name(prompt_variant: PromptVariant) -> str:
             f"the prompt variant is {format_value(prompt_variant)}; expected a frozen dataclass with "
             "__call__(protocol), as those in selfcest_env.text.prompt_variants, whose fields name it in records"
         )
-    return short_name(_written(prompt_variant, type(prompt_variant).__qualname__))
+    return short_name(_format_stored(prompt_variant, type(prompt_variant).__qualname__))
 
 
 def short_name(name: str) -> str:
@@ -240,25 +240,27 @@ def _is_frozen(value: object) -> bool:
     return params is not None and params.frozen
 
 
-def _written(value: object, place: str) -> str:
+def _format_stored(value: object, place: str) -> str:
     """Write a value as the `repr` of a dataclass does, by stored names, and without a custom `__repr__`."""
     if value is None or type(value) in (bool, int, float, str):
         return repr(value)
     if isinstance(value, enum.Enum):
         return str(f"{type(value).__qualname__}.{value.name}")
     if type(value) is tuple:
-        items = [_written(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        items = [_format_stored(item, f"{place}[{i}]") for i, item in enumerate(value)]
         return f"({', '.join(items)}{',' * (len(items) == 1)})"
     if _is_frozen(value):
-        written = [f"{name}={_written(item, f'{place}.{name}')}" for name, item in stored_fields(value).items()]
-        return f"{stored_name(type(value))}({', '.join(written)})"
+        arguments: list[str] = []
+        for name, item in stored_fields(value).items():
+            arguments.append(f"{name}={_format_stored(item, f'{place}.{name}')}")
+        return f"{stored_name(type(value))}({', '.join(arguments)})"
     raise ConfigError(
         f"{place} is {format_value(value)}, which names no prompt variant in records; expected None, a bool, int, "
         "float, str or member of an enum, a tuple of such, or a frozen dataclass with such fields"
     )
 
 
-def sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:
+def split_sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:
     """Return the pieces between `start` and `stop`, or `None` if one is not closed, and the text outside.
 
     It takes linear time, whatever a model wrote.

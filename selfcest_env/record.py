@@ -423,10 +423,10 @@ def read_episodes(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[
 
 def write_episode(record: EpisodeRecord) -> str:
     """Return the record as one line of a JSON-lines file."""
-    return json_line(to_json(record))
+    return format_json_line(to_json(record))
 
 
-def json_line(data: Mapping[str, Any]) -> str:
+def format_json_line(data: Mapping[str, Any]) -> str:
     """Return a line of a JSON-lines file. A lone surrogate, which UTF-8 cannot encode, is written as an escape."""
     line = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", line) + "\n"

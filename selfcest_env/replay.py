@@ -109,7 +109,7 @@ class Replay:
             raise CreditError(f"replay {self}: sample is {self.sample!r}; expected a whole number >= 0")
 
     @property
-    def is_second(self) -> bool:
+    def is_nested(self) -> bool:
         """Whether it is a replay of a replay."""
         return replayed_episode(self.episode_id) is not None
 

@@ -107,7 +107,7 @@ class LogEntry(NamedTuple):
     text: str
 
 
-def reply_of(child: AgentState) -> Reply:
+def get_reply(child: AgentState) -> Reply:
     """Return the reply of a clone that has ended.
 
     The default reply of an absent clone is the failure "absent". A failure fits every `reply_tokens`, and agents meet

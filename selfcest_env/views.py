@@ -9,7 +9,7 @@ from selfcest_env.budget import Amounts
 from selfcest_env.errors import GameError
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Brief, Reply
-from selfcest_env.tree import reply_of
+from selfcest_env.tree import get_reply
 from selfcest_env.types import (
     Action,
     AgentId,
@@ -126,5 +126,5 @@ def _exchange(kernel: Kernel, action: Action, facts: TurnFacts) -> Exchange:
 
 
 def _reply_as_seen(kernel: Kernel, child_id: AgentId) -> Reply:
-    reply = reply_of(kernel.agents[child_id])
+    reply = get_reply(kernel.agents[child_id])
     return reply if reply.text is None else Reply(kernel.rules.protocol.neutralise(reply.text))

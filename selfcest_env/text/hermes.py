@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfcest_env.protocol import Brief, Note, Reply, sections
+from selfcest_env.protocol import Brief, Note, Reply, split_sections
 from selfcest_env.types import (
     Action,
     Answer,
@@ -136,7 +136,7 @@ class HermesProtocol:
     def parse(self, text: str) -> Action:
         # A line break replaces thinking, so the texts on its two sides cannot form a marker.
         visible = THINKING.sub("\n", text)
-        calls, _ = sections(visible, "<tool_call>", "</tool_call>")
+        calls, _ = split_sections(visible, "<tool_call>", "</tool_call>")
         if calls is None:
             return Malformed(Fault.BAD_CALL)
         if calls:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from selfcest_env.protocol import LABELS, Brief, Note, Reply, sections
+from selfcest_env.protocol import LABELS, Brief, Note, Reply, split_sections
 from selfcest_env.types import (
     Action,
     Answer,
@@ -77,8 +77,8 @@ class TerseProtocol:
 
     def parse(self, text: str) -> Action:
         text = text.removesuffix("<end>")
-        calls, outside = sections(text, "<call>", "</call>")
-        reads, _ = sections(outside, "<read>", "</read>")
+        calls, outside = split_sections(text, "<call>", "</call>")
+        reads, _ = split_sections(outside, "<read>", "</read>")
         if calls is None or reads is None or (calls and reads) or not all((*calls, *reads)):
             return Malformed(Fault.BAD_CALL)
         if calls:

@@ -17,7 +17,7 @@ from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.grade import AnswerPart
 from selfcest_env.graders.qa import Overlap
-from selfcest_env.record import EpisodeRecord, from_json, json_line, read_json_lines, to_json
+from selfcest_env.record import EpisodeRecord, format_json_line, from_json, read_json_lines, to_json
 from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
@@ -166,14 +166,14 @@ def write_at(data: Mapping[str, Any], place: ResultKey) -> str:
 def dump_line(data: Mapping[str, Any]) -> str:
     """Return plain values as a line that ends in a digest of the values, so that a changed number is noticed."""
     # The slice removes the closing brace and the line end.
-    return f'{json_line(data)[:-2]},"{_DIGEST}":"{_sha256(data)}"}}\n'
+    return f'{format_json_line(data)[:-2]},"{_DIGEST}":"{_sha256(data)}"}}\n'
 
 
 _DIGEST = "sha256"
 
 
 def _sha256(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json_line(data).encode()).hexdigest()
+    return hashlib.sha256(format_json_line(data).encode()).hexdigest()
 
 
 def write_value(value: object) -> tuple[str, str]:
