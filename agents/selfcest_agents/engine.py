@@ -197,26 +197,26 @@ def check_requests(
     for request in requests:
         num_context = len(request.context_ids)
         max_new_tokens = request.max_new_tokens
-        what = f"request {request.key!r}"
+        label = f"request {request.key!r}"
         if request.key in keys:
-            raise PolicyError(f"{what} is already pending; give every request its own key")
+            raise PolicyError(f"{label} is already pending; give every request its own key")
         keys.add(request.key)
         if not num_context:
-            raise PolicyError(f"{what} has an empty context; send at least one id, such as the opening token")
+            raise PolicyError(f"{label} has an empty context; send at least one id, such as the opening token")
         if max_new_tokens < 1:
-            raise PolicyError(f"{what} has max_new_tokens = {max_new_tokens}, expected at least 1; do not send it")
+            raise PolicyError(f"{label} has max_new_tokens = {max_new_tokens}, expected at least 1; do not send it")
         if max_positions is not None and num_context + max_new_tokens > max_positions:
             raise PolicyError(
-                f"{what} has {num_context} context ids and max_new_tokens = {max_new_tokens}, together "
+                f"{label} has {num_context} context ids and max_new_tokens = {max_new_tokens}, together "
                 f"{num_context + max_new_tokens}, but the model holds {max_positions} positions; lower "
                 "limits.context_tokens or use a model with more"
             )
         if min(request.context_ids) < 0 or max(request.context_ids) >= (vocab_size or inf):
             raise PolicyError(
-                f"{what} has context ids from {min(request.context_ids)} to {max(request.context_ids)}, but the model "
+                f"{label} has context ids from {min(request.context_ids)} to {max(request.context_ids)}, but the model "
                 f"knows 0 to {'?' if vocab_size is None else vocab_size - 1}; encode with the tokenizer of this model"
             )
         if not 0 <= request.temperature < inf:
-            raise PolicyError(f"{what} has temperature {request.temperature}; expected a finite number >= 0")
+            raise PolicyError(f"{label} has temperature {request.temperature}; expected a finite number >= 0")
         if request.seed < 0:
-            raise PolicyError(f"{what} has seed {request.seed}; expected >= 0, as from selfcest_env.seeding")
+            raise PolicyError(f"{label} has seed {request.seed}; expected >= 0, as from selfcest_env.seeding")

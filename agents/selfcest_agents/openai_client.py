@@ -456,39 +456,39 @@ def find_usage_fault(answer: Mapping[str, Any], max_tokens: int | None) -> str:
     return ""
 
 
-def get_choice(answer: Any, what: str) -> dict[str, Any]:
+def get_choice(answer: Any, label: str) -> dict[str, Any]:
     """Return the first choice of a completion.
 
     Args:
         answer: JSON value of the answer.
-        what: name of the answer in error messages.
+        label: name of the answer in error messages, such as "the judge's answer".
 
     Raises:
         InfrastructureError: the answer has no choice.
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise InfrastructureError(f"{what} is {make_excerpt(answer)}; expected an object with one choice")
+        raise InfrastructureError(f"{label} is {make_excerpt(answer)}; expected an object with one choice")
     return choices[0]
 
 
-def get_message_text(message: Any, what: str) -> str:
+def get_message_text(message: Any, label: str) -> str:
     """Return the text of a choice's message, empty if it is null.
 
     Args:
         message: JSON value of the message.
-        what: name of the answer in error messages.
+        label: name of the answer in error messages, such as "the judge's answer".
 
     Raises:
         InfrastructureError: the message has no text, or a text with half of a surrogate pair, which no file can hold.
     """
     content = message.get("content", "") if isinstance(message, dict) else message
     if not isinstance(message, dict) or not isinstance(content, str | None):
-        raise InfrastructureError(f"{what} has the message {make_excerpt(message)}; expected an object with content")
+        raise InfrastructureError(f"{label} has the message {make_excerpt(message)}; expected an object with content")
     try:
         (content or "").encode()
     except UnicodeEncodeError as error:
-        raise InfrastructureError(f"{what} has half of a surrogate pair in it: {make_excerpt(content)}") from error
+        raise InfrastructureError(f"{label} has half of a surrogate pair in it: {make_excerpt(content)}") from error
     return content or ""
 
 

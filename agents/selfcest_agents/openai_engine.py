@@ -147,34 +147,34 @@ class OpenAIEngine(_ClientOwner[Completion]):
 
     def _read_completion(self, request: TokenRequest, version: int, answer: Any) -> Completion:
         """Check an answer and convert it to a completion; see `Client.submit` for the errors."""
-        what = f"the server's answer to {request.key!r}"
-        choice = get_choice(answer, what)
-        finish = _read_finish_reason(choice, what)
+        label = f"the server's answer to {request.key!r}"
+        choice = get_choice(answer, label)
+        finish = _read_finish_reason(choice, label)
         ids = choice.get("token_ids")
         logprobs = choice.get("logprobs")
         logprobs = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         if not ids or not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
             missing = "log-probs of its token_ids" if ids and isinstance(ids, list) else "token_ids"
             raise PolicyError(
-                f"{what} has no {missing}; use a server that supports return_token_ids and logprobs, such as vllm "
+                f"{label} has no {missing}; use a server that supports return_token_ids and logprobs, such as vllm "
                 "serve, or use OpenAIPolicy, whose episodes have texts only and cannot be trained on"
             )
-        _check_ids_and_logprobs(what, ids, logprobs, largest_id=(self._vocab_size or ID_BOUND) - 1)
+        _check_ids_and_logprobs(label, ids, logprobs, largest_id=(self._vocab_size or ID_BOUND) - 1)
         reported_tokens = _read_completion_tokens(answer)
         if reported_tokens is not None and reported_tokens != len(ids):
             raise PolicyError(
-                f"{what} has {len(ids)} ids, and its usage reports {reported_tokens} tokens; expected the ids of all "
+                f"{label} has {len(ids)} ids, and its usage reports {reported_tokens} tokens; expected the ids of all "
                 "sampled tokens, including those of thinking"
             )
         stopped = ids[-1] in self._stop_ids
         if len(ids) > request.max_new_tokens or self._stop_ids & set(ids[:-1]):
             raise PolicyError(
-                f"{what} has {len(ids)} ids for max_new_tokens = {request.max_new_tokens}, or continues after a stop "
+                f"{label} has {len(ids)} ids for max_new_tokens = {request.max_new_tokens}, or continues after a stop "
                 "id; use a server that obeys max_tokens and stop_token_ids"
             )
         if finish is FinishReason.STOP and not stopped:
             raise PolicyError(
-                f"{what} stopped at id {ids[-1]}, which is not a stop id; expected one of {sorted(self._stop_ids)}"
+                f"{label} stopped at id {ids[-1]}, which is not a stop id; expected one of {sorted(self._stop_ids)}"
             )
         # A greedy choice has probability 1, but servers report its log-prob at temperature 1.
         is_greedy = request.temperature == 0
@@ -235,25 +235,27 @@ class OpenAIPolicy(_ClientOwner[Generation]):
         return {"role": str(role), "content": self._markers.clean(message).content}
 
 
-def _check_ids_and_logprobs(what: str, ids: Sequence[Any], logprobs: Sequence[Any], largest_id: int) -> None:
+def _check_ids_and_logprobs(label: str, ids: Sequence[Any], logprobs: Sequence[Any], largest_id: int) -> None:
     """Raise `InfrastructureError` for a JSON value that is not an id or not a log-prob."""
     for i, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         if not is_integer_within(token, 0, largest_id):
             raise InfrastructureError(
-                f"{what}: id {i} is {make_excerpt(token)}; expected a whole number, 0 to {largest_id}"
+                f"{label}: id {i} is {make_excerpt(token)}; expected a whole number, 0 to {largest_id}"
             )
         # Comparisons, because math.isfinite overflows for a large JSON integer. They are false for NaN.
         is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
         if not is_number or not -sys.float_info.max <= logprob <= LOGPROB_ROUNDING:
-            raise InfrastructureError(f"{what}: log-prob {i} is {make_excerpt(logprob)}; expected a finite number <= 0")
+            raise InfrastructureError(
+                f"{label}: log-prob {i} is {make_excerpt(logprob)}; expected a finite number <= 0"
+            )
 
 
 def _read_generation(name: str, grant: int, answer: Any) -> Generation:
     """Check an answer and convert it to a generation, charged by the answer's usage or else by the grant."""
-    what = f"the server's answer to {name}"
-    choice = get_choice(answer, what)
-    finish = _read_finish_reason(choice, what)
-    text = get_message_text(choice.get("message"), what)
+    label = f"the server's answer to {name}"
+    choice = get_choice(answer, label)
+    finish = _read_finish_reason(choice, label)
+    text = get_message_text(choice.get("message"), label)
     fewest_tokens = math.ceil(len(text) / MAX_TOKEN_CHARS)
     reported_tokens = _read_completion_tokens(answer)
     # A usage above the grant is charged as reported, even if it cannot be true. The kernel drops the over-long turn.
@@ -271,13 +273,13 @@ def _read_completion_tokens(answer: Mapping[str, Any]) -> int | None:
     return tokens if is_integer_within(tokens, 0, ID_BOUND) else None
 
 
-def _read_finish_reason(choice: Mapping[str, Any], what: str) -> FinishReason:
+def _read_finish_reason(choice: Mapping[str, Any], label: str) -> FinishReason:
     reason = choice.get("finish_reason")
     if reason in ("tool_calls", "function_call"):
-        raise PolicyError(f"{what} ended by {reason!r}; expected a text, so switch the server's own tool parser off")
+        raise PolicyError(f"{label} ended by {reason!r}; expected a text, so switch the server's own tool parser off")
     if not isinstance(reason, str) or reason not in _FINISH_REASONS:
         raise InfrastructureError(
-            f"{what} ended by {make_excerpt(reason)}; expected {' or '.join(_FINISH_REASONS)}, because a filtered or "
+            f"{label} ended by {make_excerpt(reason)}; expected {' or '.join(_FINISH_REASONS)}, because a filtered or "
             "aborted answer is incomplete"
         )
     return _FINISH_REASONS[reason]

@@ -117,5 +117,5 @@ class _NoMarkError(InfrastructureError):
 
 
 def _read_text(answer: Any) -> str:
-    what = "the judge's answer"
-    return get_message_text(get_choice(answer, what).get("message"), what)
+    label = "the judge's answer"
+    return get_message_text(get_choice(answer, label).get("message"), label)

@@ -236,7 +236,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path, name: str, read: Callabl
     ]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "6 contexts of 2 episodes, 18 tokens that train" in result.output
+    assert "6 contexts of 2 episodes, 18 trained tokens" in result.output
     read(out)
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, ConfigError)

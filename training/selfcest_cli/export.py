@@ -52,16 +52,16 @@ def export(
     if out.exists():
         raise ConfigError(f"--out {out} exists; expected a new file: name another one, or remove this one")
     assigner = make_assigner(credit, dict(map(read_option, option or [])), where="--option")
-    data = build_credited_samples(
+    credited = build_credited_samples(
         read_groups(file), assigner, denominator=denominator, constant=loss_denominator_tokens
     )
     if format is Format.VERL:
         from selfcest_training.export.verl import build_batch, write_batch
 
-        write_batch(out, build_batch(data))
+        write_batch(out, build_batch(credited))
     else:
         from selfcest_training.export.prime_rl import build_training_samples, write_samples
 
-        write_samples(out, build_training_samples(data))
-    episodes = len({sample.episode_id for sample in data.samples})
-    print(f"{out}: {len(data.samples)} contexts of {episodes} episodes, {data.trained_tokens} tokens that train")
+        write_samples(out, build_training_samples(credited))
+    episodes = len({sample.episode_id for sample in credited.samples})
+    print(f"{out}: {len(credited.samples)} contexts of {episodes} episodes, {credited.trained_tokens} trained tokens")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-_SCHEMES = (
+_DEFAULT_SCHEMES = (
     *("grpo", "gated", "gated_paper", "rloo", "parts", "difference", "diff_loo"),
     *("coma", "coma samples=4", "coma paired=true", "shapley"),
 )
@@ -51,7 +51,7 @@ def lab(
 
     torch.set_num_threads(1)  # the tables are too small for several threads
     assigners = []
-    for text in scheme or _SCHEMES:
+    for text in scheme or _DEFAULT_SCHEMES:
         name, *scheme_options = shlex.split(text) or [""]
         # An option of one scheme overrides the same option of every scheme.
         options = dict(map(read_option, [*(option or []), *scheme_options]))

@@ -52,7 +52,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
 
     config = study.config
     folder = config.folder
-    # A folder in the place of one of these files must not be found only after hours of play.
+    # A folder at the path of one of these files is refused now, and not after hours of play.
     for name in ("study.yaml", "played.jsonl", "results.jsonl", "table.md", "results.csv", SESSIONS):
         check_kind(folder / name, folder=False)
     if not resume and any((folder / name).exists() for name in ("played.jsonl", "results.jsonl")):

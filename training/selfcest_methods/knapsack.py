@@ -109,12 +109,13 @@ class Knapsack(BucketSampler[SuccessSums]):
         is_open = ~np.isnan(rates) & ~is_hopeless & ~is_solved
         if not (is_open | is_hopeless).any():
             return sizes.tolist()
+        # Tasks of unknown rate keep group_size rollouts.
         sizes[is_hopeless | is_solved] = self.options.min_rollouts
         tokens_left = group_size * tokens.sum() - (sizes * tokens)[~is_open].sum()
         if is_open.any():
             counts = np.arange(self.options.min_rollouts, self.options.max_rollouts + 1)
-            # With n rollouts a group lacks an outcome with a probability of about max(p, 1 - p)^n. More rollouts than
-            # this n, which makes both outcomes sufficiently probable, are worth little.
+            # n rollouts have both outcomes with a probability of about 1 - max(p, 1 - p)^n. Rollouts beyond the n for
+            # which this is sufficient are worth little.
             likelier = np.maximum(rates[is_open], 1 - rates[is_open])
             sufficient_counts = np.ceil(np.log(1 - _SUFFICIENT_PROBABILITY) / np.log(likelier))
             needed_tokens = np.clip(sufficient_counts, counts[0], counts[-1]) @ tokens[is_open]

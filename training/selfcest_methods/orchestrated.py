@@ -1,9 +1,9 @@
 """The base of strategies whose root is a script that delegates all thinking to clones.
 
-The root's turns are scripted calls. Clones decompose, judge, plan and solve, so this work is in the one tree, under the
-one ledger, and the critical path is that of the game. The script answers when it has an answer, when the root may not
-delegate any more, or when a call is refused. In the last two cases it gives its best answer so far and does not count
-as executed.
+The root's turns are scripted calls. Clones decompose, judge, plan and solve, so all of this work is in one tree, is
+charged to one ledger and counts in the critical path. The script ends when it has an answer, when the root may no
+longer delegate, or when a call is refused. In the last two cases it gives its best answer so far and does not count as
+executed.
 
 Objectives are English sentences, so the policy must follow instructions, and `limits.reply_tokens` must hold a plan.
 """
