@@ -80,7 +80,7 @@ def collect_rollout(
         view = games.view()
         over = games.terminated | games.truncated
         decides = (view.masks.sum(-1) > 1) & ~(was_over | games.terminated)[view.game]
-        # The last moment of a truncated game needs a value even if no agent has a choice there.
+        # The last moment of a truncated game needs a value. Without a decision there, it keeps rows of all agents.
         needs_value = games.truncated & ~was_over
         needs_value[view.game[decides]] = False
         decides |= needs_value[view.game]

@@ -80,7 +80,7 @@ class _ReplayEnumerator:
         """Return every outcome of those replays that start from this episode.
 
         Args:
-            pick: index of the trajectory among the trajectories of its place in the group.
+            pick: index of the trajectory among the outcomes at its position in the group.
             trajectory: the episode.
             replays: the replays of the whole group.
         """
@@ -146,18 +146,24 @@ def expected_gradient(
     """
     if assigner.internals or overrides(assigner, "fit"):
         return None
-    places = []
+    outcomes_by_position = []
     for index in range(group_size):
         request = make_request(solved, 0, 0, index)
-        places.append(enumerate_trajectories(solved.game, solved.table, solved.rules, solved.reward, request))
+        outcomes_by_position.append(
+            enumerate_trajectories(solved.game, solved.table, solved.rules, solved.reward, request)
+        )
     if len(solved.trajectories) ** group_size * group_size > max_outcomes:
         return None
     try:
         try:
-            return _GroupEnumeration(assigner, solved, places, max_outcomes, joint=False).expected_gradient()
+            return _GroupEnumeration(
+                assigner, solved, outcomes_by_position, max_outcomes, joint=False
+            ).expected_gradient()
         except _ReadsOtherReplays:
             max_joint_outcomes = max_outcomes // _JOINT_COST
-            return _GroupEnumeration(assigner, solved, places, max_joint_outcomes, joint=True).expected_gradient()
+            return _GroupEnumeration(
+                assigner, solved, outcomes_by_position, max_joint_outcomes, joint=True
+            ).expected_gradient()
     except _NotEnumerable:
         return None
 
@@ -210,7 +216,7 @@ class _GroupEnumeration:
     """Enumerates all groups of a scheme in a game.
 
     Attributes:
-        places: per place in the group every outcome of an episode there.
+        outcomes_by_position: every outcome of the episode at each position in the group.
         max_outcomes: maximum number of calls of the scheme.
         joint: whether the replays of all episodes are enumerated together.
         calls: calls of the scheme so far.
@@ -218,7 +224,7 @@ class _GroupEnumeration:
 
     assigner: CreditAssigner
     solved: SolvedGame
-    places: Sequence[Sequence[EnumeratedOutcome[EpisodeRecord]]]
+    outcomes_by_position: Sequence[Sequence[EnumeratedOutcome[EpisodeRecord]]]
     max_outcomes: int
     joint: bool
     calls: int = 0
@@ -244,8 +250,8 @@ class _GroupEnumeration:
                 credits.append(credit)
                 weights.append(weight)
 
-        for picks in itertools.product(*(range(len(place)) for place in self.places)):
-            chosen = [place[pick] for place, pick in zip(self.places, picks, strict=True)]
+        for picks in itertools.product(*(range(len(outcomes)) for outcomes in self.outcomes_by_position)):
+            chosen = [outcomes[pick] for outcomes, pick in zip(self.outcomes_by_position, picks, strict=True)]
             probability = math.prod(trajectory.probability for trajectory in chosen)
             mean = self._mean_advantages(picks, chosen)
             group = EpisodeGroup(self.solved.game.task(), tuple(trajectory.value for trajectory in chosen))

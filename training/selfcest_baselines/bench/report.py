@@ -18,10 +18,10 @@ _THRESHOLDS = np.linspace(0, 1, 101)
 def format_scenarios() -> str:
     """Return a Markdown table of the scenarios with their reference returns."""
     heads = ("scenario", "what it asks for", "agents", "horizon", "idle", "random", "never", "optimal", "solved from")
-    lines = []
+    rows = []
     for name, scenario in SCENARIOS.items():
         reference = scenario.reference
-        lines.append(
+        rows.append(
             [
                 f"`{name}`",
                 scenario.description,
@@ -34,7 +34,7 @@ def format_scenarios() -> str:
                 f"{scenario.threshold:.3f}",
             ]
         )
-    return _markdown(heads, lines)
+    return _markdown(heads, rows)
 
 
 def table(results: Results) -> str:
@@ -46,25 +46,25 @@ def table(results: Results) -> str:
     """
     entries = list(dict.fromkeys(cell.entry for cell in results))
     names = list(dict.fromkeys(cell.scenario for cell in results))
-    lines = []
+    rows = []
     for name in names:
-        line = [f"`{name}`"]
+        row = [f"`{name}`"]
         for entry in entries:
             returns = [run.last for cell, run in results.items() if (cell.scenario, cell.entry) == (name, entry)]
             num_solved = sum(final >= SCENARIOS[name].threshold for final in returns)
-            line.append(f"{np.median(returns):.3f} ({num_solved} of {len(returns)})" if returns else "-")
-        lines.append(line)
+            row.append(f"{np.median(returns):.3f} ({num_solved} of {len(returns)})" if returns else "-")
+        rows.append(row)
     scores_by_entry = {entry: scores(results, entry) for entry in entries}
     shared = _shared_scenarios(scores_by_entry)
     if shared:
         means = []
         for entry_scores in scores_by_entry.values():
             means.append(str(aggregate([entry_scores[name] for name in shared])))
-        lines.append([f"interquartile mean, {len(shared)} scenario{'s' * (len(shared) > 1)}", *means])
+        rows.append([f"interquartile mean, {len(shared)} scenario{'s' * (len(shared) > 1)}", *means])
         if len(entries) > 1:
             differences = [_mean_difference(paired(results, entry, entries[0]), shared) for entry in entries[1:]]
-            lines.append([f"mean difference to `{entries[0]}`, paired by seed", "-", *differences])
-    return _markdown(["scenario", *(f"`{entry}`" for entry in entries)], lines)
+            rows.append([f"mean difference to `{entries[0]}`, paired by seed", "-", *differences])
+    return _markdown(["scenario", *(f"`{entry}`" for entry in entries)], rows)
 
 
 def _mean_difference(differences: Mapping[str, Scores], shared: Sequence[str]) -> str:
@@ -120,5 +120,5 @@ def _shared_scenarios(scores_by_entry: Mapping[str, Mapping[str, Scores]]) -> li
     return [name for name in played[0] if all(name in entry_scores for entry_scores in played)]
 
 
-def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
