@@ -92,23 +92,23 @@ class TokenCost(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self._cost not in cost_measures():
+        if self._cost_field not in cost_measures():
             known = ", ".join(name.removesuffix("_tokens") for name in cost_measures())
             raise ConfigError(f"tokens is {self.tokens!r}; expected one of {known}")
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        tokens: float = getattr(record.cost, self._cost)
+        tokens: float = getattr(record.cost, self._cost_field)
         return 0.0 if self.only_when_correct and not grade.correct else -self.price * tokens / self.scale
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
-        if self.only_when_correct or self._cost not in _TOKENS_OF_TURN:
+        if self.only_when_correct or self._cost_field not in _TOKENS_OF_TURN:
             return {}
-        tokens = _TOKENS_OF_TURN[self._cost]
+        count_tokens = _TOKENS_OF_TURN[self._cost_field]
         price = -self.price / self.scale
-        return _by_turn(record, lambda turn: price * tokens(turn.facts))
+        return _map_turns(record, lambda turn: price * count_tokens(turn.facts))
 
     @property
-    def _cost(self) -> str:
+    def _cost_field(self) -> str:
         return self.tokens if self.tokens in cost_measures() else f"{self.tokens}_tokens"
 
 
@@ -122,7 +122,7 @@ class CloneCost:
         return -self.price * record.cost.clones
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
-        return _by_turn(record, lambda turn: -self.price * _num_present_children(record, turn))
+        return _map_turns(record, lambda turn: -self.price * _num_present_children(record, turn))
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class MalformedCost:
         return -self.price * sum(turn.facts.outcome is Outcome.MALFORMED for _, turn in record.turns())
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
-        return _by_turn(record, lambda turn: -self.price * (turn.facts.outcome is Outcome.MALFORMED))
+        return _map_turns(record, lambda turn: -self.price * (turn.facts.outcome is Outcome.MALFORMED))
 
 
 def _num_present_children(record: EpisodeRecord, turn: Turn) -> int:
@@ -143,8 +143,8 @@ def _num_present_children(record: EpisodeRecord, turn: Turn) -> int:
     return sum(not record.by_id[child].absent for child in turn.facts.children)
 
 
-def _by_turn(record: EpisodeRecord, value: Callable[[Turn], float]) -> ByTurn:
-    return {agent.agent_id: tuple(map(value, agent.turns)) for agent in record.agents}
+def _map_turns(record: EpisodeRecord, value_of: Callable[[Turn], float]) -> ByTurn:
+    return {agent.agent_id: tuple(map(value_of, agent.turns)) for agent in record.agents}
 
 
 _TOKENS_OF_TURN: dict[str, Callable[[TurnFacts], int]] = {
@@ -269,22 +269,22 @@ class Reward:
             RewardError: the grader raises, or returns no valid grade.
             InfrastructureError: raised by the grader itself.
         """
-        who = f"grader {type(self.grader).__name__}, episode {record.episode_id}"
+        where = f"grader {type(self.grader).__name__}, episode {record.episode_id}"
         try:
             grade = self.grader.grade(record.task, record.answer)
         except InfrastructureError:
             raise
         except Exception as error:
-            raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
+            raise RewardError(f"{where}: raised {type(error).__name__}: {error}") from error
         if not isinstance(grade, Grade):
-            raise RewardError(f"{who}: returned {grade!r}; expected a Grade")
-        if not 0 <= _finite(grade.score, f"{who}, score") <= 1:
-            raise RewardError(f"{who}: score is {grade.score!r}; expected a number from 0 to 1")
+            raise RewardError(f"{where}: returned {grade!r}; expected a Grade")
+        if not 0 <= _to_finite(grade.score, f"{where}, score") <= 1:
+            raise RewardError(f"{where}: score is {grade.score!r}; expected a number from 0 to 1")
         keys = [part.key for part in grade.parts]
         if len(set(keys)) < len(keys):
-            raise RewardError(f"{who}: its parts are {', '.join(keys)}; expected each key once")
+            raise RewardError(f"{where}: its parts are {', '.join(keys)}; expected each key once")
         if grade.parts:
-            _check_sum([part.score for part in grade.parts], grade.score, f"{who}, score")
+            _check_sum([part.score for part in grade.parts], grade.score, f"{where}, score")
         return grade
 
     def check(self, tasks: Iterable[Task], where: str) -> None:
@@ -330,7 +330,7 @@ class Reward:
         parts: dict[str, Mapping[str, float]] = {}
         by_turn: dict[str, ByTurn] = {}
         for name, term in self.terms.items():
-            who = f"reward term '{name}', episode {record.episode_id}"
+            where = f"reward term '{name}', episode {record.episode_id}"
             try:
                 turns = dict(term.by_turn(record)) if implements(term, TurnTerm) else {}
                 value = sum_turns(turns) if isinstance(term, ProcessTerm) else term(record, grade)
@@ -338,12 +338,12 @@ class Reward:
             except InfrastructureError:
                 raise
             except Exception as error:
-                raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
-            values[name] = _finite(value, who)
+                raise RewardError(f"{where}: raised {type(error).__name__}: {error}") from error
+            values[name] = _to_finite(value, where)
             if summands:
-                _check_sum(summands.values(), values[name], who)
+                _check_sum(summands.values(), values[name], where)
                 parts[name] = summands
-            nonzero_turns = _checked_turns(turns, values[name], record, who) if turns else {}
+            nonzero_turns = _checked_turns(turns, values[name], record, where) if turns else {}
             if nonzero_turns:
                 by_turn[name] = nonzero_turns
         weights = self.checked_weights(weights or {})
@@ -359,42 +359,43 @@ class Reward:
                     f"weights name {name!r}, which is no term of the reward.{did_you_mean(name, self.terms)} "
                     f"Expected names among {', '.join(self.terms)}"
                 )
-        return {name: _finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
+        return {name: _to_finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
 
 
-def _check_sum(summands: Iterable[Any], whole: float, who: str, what: str = "part") -> None:
+def _check_sum(summands: Iterable[Any], whole: float, where: str, what: str = "part") -> None:
     """Raise `RewardError` unless the summands are finite and add up to the whole."""
-    total = math.fsum(_finite(summand, f"{who}, {what}") for summand in summands)
+    total = math.fsum(_to_finite(summand, f"{where}, {what}") for summand in summands)
     if not math.isclose(total, whole, rel_tol=1e-9, abs_tol=1e-9):
         raise RewardError(
-            f"{who}: its {what}s add up to {total:g}; expected its value {whole:g} (a class that overrides the "
+            f"{where}: its {what}s add up to {total:g}; expected its value {whole:g} (a class that overrides the "
             f"value must override its {what}s too)"
         )
 
 
-def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, who: str) -> ByTurn:
+def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, where: str) -> ByTurn:
     """Check a term's summands by turn. Return those to store: of the agents with any summand that is not 0."""
     summands: list[float] = []
     for agent_id, values in turns.items():
         agent = record.by_id.get(agent_id)
         if agent is None or len(values) != len(agent.turns):
             taken = "is not in the episode" if agent is None else f"took {len(agent.turns)} turns"
-            raise RewardError(f"{who}: it gives {len(values)} numbers for the turns of {agent_id}, which {taken}")
+            raise RewardError(f"{where}: it gives {len(values)} numbers for the turns of {agent_id}, which {taken}")
         summands += values
-    _check_sum(summands, whole, who, "turn")
+    _check_sum(summands, whole, where, "turn")
     return {agent_id: tuple(map(float, values)) for agent_id, values in turns.items() if any(values)}
 
 
-def _finite(value: Any, who: str) -> float:
+def _to_finite(value: Any, where: str) -> float:
     try:
         if not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value):
             return float(value)
     except OverflowError:  # an integer beyond floating point
         pass
-    raise RewardError(f"{who}: returned {_short(value)}; expected a finite number")
+    raise RewardError(f"{where}: returned {_format_hostile(value)}; expected a finite number")
 
 
-def _short(value: object) -> str:
+def _format_hostile(value: object) -> str:
+    """Return the `repr` of a value for a message, even if the value's class raises there."""
     try:
         text = repr(value)
     except Exception:
