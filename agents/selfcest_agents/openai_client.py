@@ -423,7 +423,7 @@ def is_version_of(answered_model: object, model: object) -> bool:
 
 
 def find_usage_fault(answer: Mapping[str, Any], max_tokens: int | None) -> str:
-    """Return why an answer's `usage` cannot be true; empty if it can be true, or if the answer has none.
+    """Return the reason why an answer's `usage` cannot be true; empty if it can be true or is missing.
 
     Args:
         answer: a completion with a valid first choice.

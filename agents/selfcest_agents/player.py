@@ -29,7 +29,7 @@ PolicyWrapper = Callable[[Policy, Codec | None], Policy]
 
 
 class Player(Protocol):
-    """A player. Its arguments and results can be pickled: requests, wrappers, replays and records."""
+    """Plays episodes and replays. All arguments and results of its methods can be pickled."""
 
     def play(
         self,

@@ -40,7 +40,7 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 @dataclass(frozen=True)
 class VllmOptions(Checked):
-    """Options of vLLM. `None` stands for vLLM's default if nothing else is said.
+    """Options of vLLM. `None` is vLLM's default, except where an option says otherwise.
 
     Attributes:
         dtype: dtype of weights and activations. float32 samples from the exact distribution of a float32 learner.

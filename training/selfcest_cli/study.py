@@ -1,4 +1,4 @@
-"""`selfcest evaluate` and `selfcest compare`."""
+"""`selfcest evaluate`, and the report of a study for `selfcest report`."""
 
 from __future__ import annotations
 

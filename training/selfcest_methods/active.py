@@ -28,7 +28,7 @@ from selfcest_training.credit import succeeded
 
 @dataclass(frozen=True)
 class ConsistencySums(WeightedSums):
-    """Sums of consistencies.
+    """Sums over the groups of a bucket.
 
     Attributes:
         groups: weighted number of groups.
@@ -53,7 +53,7 @@ class ActiveOptions(WorthSamplerOptions):
 
 
 class Active(WorthSampler[ConsistencySums]):
-    """A task sampler by the consistency of buckets."""
+    """A task sampler that draws buckets by the mean consistency of their groups."""
 
     sums_class: ClassVar = ConsistencySums
 

@@ -184,7 +184,7 @@ class WorthSampler(BucketSampler[T]):
         raise NotImplementedError(f"{type(self).__name__} does not override compute_worth")
 
     def get_weight_function(self) -> Callable[[Bucket], float]:
-        """Return the weight of a bucket in the draw, as a function that later observations do not change."""
+        """Return the function from a bucket to its weight in the draw. Later observations do not change it."""
         worth_by_bucket = {bucket: self.compute_worth(sums) for bucket, sums in self.memory.sums_by_bucket.items()}
         # A bucket that was never seen counts as the best one, so that it is tried.
         unseen_worth = max(worth_by_bucket.values(), default=0.0)

@@ -123,9 +123,9 @@ class DecisionStrategy(Strategy, Checked):
 
 
 def find_word(answer: str | None, words: Iterable[str]) -> str | None:
-    """Return the word that an answer names, or the word that begins with an answer of one word.
+    """Return the one word that an answer names; `None` if it names no word, or several.
 
-    `None` stands for an answer without such a word, or with several.
+    An answer of one word may be the beginning of the word, such as `del` for `delegate`.
     """
     answer_words = re.findall(r"[a-z]+", (answer or "").lower())
     matches = [word for word in words if word in answer_words]
@@ -135,7 +135,7 @@ def find_word(answer: str | None, words: Iterable[str]) -> str | None:
 
 
 def limit_to_one_turn(limits: Limits, tokens: int) -> Limits:
-    """Return the limits of an episode of one turn with at most so many tokens."""
+    """Return the limits of an episode of one turn with at most this number of tokens."""
     if limits.turn_tokens is not None:
         tokens = min(tokens, limits.turn_tokens)
     # The only turn is the answer, so a reserve above its tokens has no use.

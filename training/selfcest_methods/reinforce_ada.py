@@ -25,7 +25,7 @@ from selfcest_training.stages.base import FilterResult, PlannedGroup
 
 @dataclass(frozen=True)
 class ReinforceAda(Checked):
-    """The group filter.
+    """A group filter that asks for more rounds of a task until it has enough right and wrong rollouts.
 
     Attributes:
         size: n, the number of rollouts with both outcomes; equal to `size` of `downsampled`.

@@ -43,7 +43,7 @@ from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 @dataclass(frozen=True)
 class Knob(Checked):
-    """How options of a family's source follow its level.
+    """A mapping from the level of a family to options of its task source.
 
     Attributes:
         options: names of the options; all are set to the value of the level.
