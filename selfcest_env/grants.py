@@ -89,13 +89,15 @@ def find_refusal(
 def compute_call_grants(
     state: AgentState, free: Amounts, rules: Rules, requests: Sequence[CloneRequest]
 ) -> list[Amounts] | None:
-    """Return the grant of each child: the requested tokens, or an equal share of the rest; `None` if unaffordable.
+    """Return the grant of each child, or `None` if the parent cannot pay.
 
-    The parent first keeps the replies at their upper bound and one more answer of its own.
+    A child gets the total tokens that it requests, or an equal share of the rest. Generated tokens and clones are always
+    shared equally.
     """
     limits = rules.limits
     reserve = rules.answer_tokens
     count = len(requests)
+    # The parent keeps the replies at their upper bound and one more answer, and each birth costs it a clone.
     available = free.minus(Amounts(rules.reply_bound(count) + reserve, reserve, count))
     requested = sum(request.max_tokens or 0 for request in requests)
     num_sharing = sum(request.max_tokens is None for request in requests)

@@ -238,7 +238,7 @@ class Kernel:
             grant,
             can_delegate=has_next_turn and can_pay,
             can_read=has_next_turn and self._can_read(agent_id),
-            too_poor=may_spawn and not can_pay,
+            cannot_pay_call=may_spawn and not can_pay,
             end_status=end_status,
             reserved=Amounts((grant or 0) + notice, grant or 0),
             can_extend=can_extend,
@@ -354,7 +354,7 @@ class Kernel:
         turn: OpenTurn,
         requests: tuple[CloneRequest, ...],
     ) -> None:
-        if turn.end_status is not None or turn.too_poor:
+        if turn.end_status is not None or turn.cannot_pay_call:
             # An agent that cannot pay for the smallest call is not given another turn to repeat it.
             fault = Fault.NOT_ALLOWED if turn.end_status is Status.OUT_OF_TURNS else Fault.OVER_BUDGET
             self._close_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault))

@@ -30,7 +30,7 @@ class OpenTurn(NamedTuple):
         prompt_tokens: tokens of the environment block before it.
         max_new_tokens: the grant; `None` only when every limit that could bound it is unlimited.
         can_delegate, can_read: whether a call or a read could be granted.
-        too_poor: the agent may delegate, but its account or its context cannot carry the smallest call.
+        cannot_pay_call: whether it may delegate, but its account or context cannot carry even the smallest call.
         end_status: the status that the agent gets if this turn is no answer; `None` if another turn can follow.
         reserved: amounts that the ledger holds for the turn.
         can_extend: whether the agent can ask for more turns in this turn, which would else be its last one.
@@ -40,7 +40,7 @@ class OpenTurn(NamedTuple):
     max_new_tokens: int | None
     can_delegate: bool
     can_read: bool
-    too_poor: bool
+    cannot_pay_call: bool
     end_status: Status | None
     reserved: Amounts
     can_extend: bool = False
