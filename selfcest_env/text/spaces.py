@@ -101,13 +101,14 @@ def bound_transcript(limits: Limits, protocol: PromptFormat, max_chars: int, max
     per_call = min(limits.max_clones, limits.max_clones_per_call or limits.max_clones)
     failure = max((Fault.PROMPT_TOO_LONG, *Status), key=len)
     blocks = [protocol.fault(fault) for fault in Fault] + [protocol.replies([Reply(failure=failure)] * per_call)]
-    if (control := find_capability(protocol, ControlsTurns)) is not None:
-        reminders = []
+    turn_control = find_capability(protocol, ControlsTurns)
+    if turn_control is not None:
+        blocks_with_reminders = []
         for block in blocks:
-            reminders += [control.remind(block, turns_left) for turns_left in range(turns)]
-        blocks = reminders
+            blocks_with_reminders += [turn_control.remind(block, turns_left) for turns_left in range(turns)]
+        blocks = blocks_with_reminders
     longest_block = max(_length((block,), tag) for block in blocks)
-    reads = 0 if not limits.reading else turns if limits.max_reads is None else min(limits.max_reads, turns)
+    reads = turns if limits.max_reads is None else min(limits.max_reads, turns)  # read calls, one per turn at most
     return opening + turns * (max_chars + tag + longest_block) + limits.max_clones * max_chars + reads * max_task_chars
 
 
