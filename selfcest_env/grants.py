@@ -91,8 +91,8 @@ def compute_call_grants(
 ) -> list[Amounts] | None:
     """Return the grant of each child, or `None` if the parent cannot pay.
 
-    A child gets the total tokens that it requests, or an equal share of the rest. Generated tokens and clones are shared
-    equally.
+    A child gets the total tokens that it requests, or an equal share of the rest. Children share generated tokens and
+    clones equally.
     """
     limits = rules.limits
     reserve = rules.answer_tokens
