@@ -267,10 +267,12 @@ class Transition:
         Seats would not do: a clone's seat depends on which agents called first.
         """
         flat = self.flat
-        while (below_root := flat.parent.take(agents) != ROOT_PARENT).any():
+        while True:
+            below_root = flat.parent.take(agents) != ROOT_PARENT
+            if not below_root.any():
+                return keys
             keys = np.where(below_root, fold_in(keys, flat.birth_index.take(agents)), keys)
             agents = self._root_of.take(agents) + flat.parent.take(agents) * below_root
-        return keys
 
     def _wait(self, agents: Index) -> None:
         """Charge the notice of a wasted turn, or end an agent that has no more turns or tokens."""

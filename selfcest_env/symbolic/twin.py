@@ -148,7 +148,8 @@ def write_action(rules: SymbolicRules, state: State, seat: int, action: int) -> 
         return ""
     if action < rules.first_call:
         return str(action - FIRST_ANSWER)
-    if fact_cell := int(rules.action_fact_cells[action]):
+    fact_cell = int(rules.action_fact_cells[action])
+    if fact_cell:
         return f"{_KEY}{fact_cell - rules.first_fact_cell}"
     segment = _get_segment(rules, state, seat)
     lengths = rules.task.part_lengths(int(rules.action_kinds[action]), len(segment))

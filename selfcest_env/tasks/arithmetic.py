@@ -37,8 +37,8 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     draw_int,
+    find_last_call,
     is_root,
-    last_replies,
     make_task,
     may_delegate,
 )
@@ -139,8 +139,8 @@ class Arithmetic(Checked):
             return GIVE_UP
         node, phrasing = question
         try:
-            if call := last_replies(observation):
-                return _insert_replies(node, call[1], phrasing)
+            if call := find_last_call(observation):
+                return _insert_replies(node, call.replies, phrasing)
             if style is Style.DELEGATE:
                 # A root may delegate an expression that cannot be split. A clone may not: delegation would never end.
                 parts: list[Node] = list(_groups(node)) or ([node] if is_root(observation) else [])

@@ -31,8 +31,8 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     draw_int,
+    find_last_call,
     is_root,
-    last_replies,
     make_task,
     may_delegate,
 )
@@ -115,8 +115,8 @@ class CountdownExpert:
         if question is None:
             return GIVE_UP
         problem, phrasing = question
-        if call := last_replies(observation):
-            for request, reply in zip(call[0].requests, call[1], strict=True):
+        if call := find_last_call(observation):
+            for request, reply in zip(call.requests, call.replies, strict=True):
                 if (expression := _complete(problem, request.objective, reply)) is not None:
                     return Proposal(Answer(expression))
         elif style is Style.DELEGATE:

@@ -35,9 +35,9 @@ from selfcest_env.tasks.source import (
     documents_in_sight,
     documents_read,
     draw_int,
+    find_last_call,
     format_label,
     is_root,
-    last_replies,
     make_task,
     may_delegate,
     may_read,
@@ -104,8 +104,8 @@ class KeyedCells(Checked):
         cells = self._read_cells(observation)
         if cells is None:
             return GIVE_UP
-        if call := last_replies(observation):
-            return Proposal(Answer(_label_digits([str(read_digit(reply)) for reply in call[1]])))
+        if call := find_last_call(observation):
+            return Proposal(Answer(_label_digits([str(read_digit(reply)) for reply in call.replies])))
         given_documents = observation.brief.documents
         missing = tuple(key for key, _ in cells if key not in given_documents)
         can_delegate = is_root(observation) and may_delegate(observation, len(cells))

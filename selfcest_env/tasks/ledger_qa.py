@@ -28,8 +28,8 @@ from selfcest_env.tasks.source import (
     add_up_replies,
     documents_in_sight,
     draw_int,
+    find_last_call,
     is_root,
-    last_replies,
     make_task,
     may_delegate,
     may_read,
@@ -243,8 +243,8 @@ def _add_up(keys: Sequence[str], ledgers: Mapping[str, LedgerDocument], phrasing
 def _propose_sum(
     query: LedgerQuery, ledgers: Mapping[str, LedgerDocument], observation: Observation, style: Style
 ) -> Proposal:
-    if call := last_replies(observation):
-        return add_up_replies([read_digit(reply) for reply in call[1]], query.phrasing)
+    if call := find_last_call(observation):
+        return add_up_replies([read_digit(reply) for reply in call.replies], query.phrasing)
     missing = tuple(key for key in query.keys if key not in ledgers)
     if not missing and not (style is Style.DELEGATE and may_delegate(observation, len(query.keys))):
         return _add_up(query.keys, ledgers, query.phrasing)

@@ -35,9 +35,9 @@ from selfcest_env.tasks.source import (
     add_up_replies,
     documents_read,
     draw_int,
+    find_last_call,
     format_label,
     is_root,
-    last_replies,
     make_task,
     may_delegate,
     may_read,
@@ -203,8 +203,8 @@ class LongLedgers(Checked):
         documents = dict(observation.brief.documents)
         if not query.keys:
             return _answer_clone_query(query, [read_entries(text) for text in documents.values()])
-        if call := last_replies(observation):
-            return _add_up_parts([read_digit(reply) for reply in call[1]], query)
+        if call := find_last_call(observation):
+            return _add_up_parts([read_digit(reply) for reply in call.replies], query)
         can_delegate = may_delegate(observation, len(query.keys)) and is_root(observation)
         missing = [key for key in query.keys if key not in documents]
         if can_delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):

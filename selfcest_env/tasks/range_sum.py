@@ -26,8 +26,8 @@ from selfcest_env.tasks.source import (
     Style,
     add_up_replies,
     draw_int,
+    find_last_call,
     is_root,
-    last_replies,
     make_task,
     may_delegate,
     read_digit,
@@ -137,8 +137,8 @@ class RangeSum(Checked):
         query = parse(observation.brief.text)
         if query is None:
             return GIVE_UP
-        if call := last_replies(observation):
-            return add_up_replies([read_digit(reply) for reply in call[1]], query.phrasing)
+        if call := find_last_call(observation):
+            return add_up_replies([read_digit(reply) for reply in call.replies], query.phrasing)
         if style is Style.DELEGATE:
             pieces = query.cut(self.pieces[int(rng.integers(len(self.pieces)))])
             # A root may delegate a single piece. A clone may not, because delegation would never end.

@@ -15,7 +15,7 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     documents_in_sight,
-    last_replies,
+    find_last_call,
     may_delegate,
     may_read,
 )
@@ -75,9 +75,9 @@ def propose(observation: Observation, style: Style) -> Proposal:
     question = _match_question(observation.brief.text, _QUESTIONS)
     if question is None:
         return GIVE_UP
-    call = last_replies(observation)
-    if call and all(_is_summary(question, reply.text or "") for reply in call[1]):
-        return _conclude(question, [reply.text or "" for reply in call[1]])
+    call = find_last_call(observation)
+    if call and all(_is_summary(question, reply.text or "") for reply in call.replies):
+        return _conclude(question, [reply.text or "" for reply in call.replies])
     keys = observation.brief.keys
     missing = tuple(key for key in keys if key not in seen)
     if not missing:

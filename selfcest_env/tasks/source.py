@@ -9,13 +9,13 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from selfcest_env.plugin import implements
 from selfcest_env.protocol import LABELS, Reply
-from selfcest_env.types import Action, Answer, Delegate, Read, Role, Scalar, Task
+from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Read, Role, Scalar, Task
 from selfcest_env.views import Exchange, Observation
 
 TERSE = "terse"  # for the embedded model
@@ -132,11 +132,18 @@ def documents_in_sight(observation: Observation) -> dict[str, str]:
     return dict(observation.brief.documents) | documents_read(observation)
 
 
-def last_replies(observation: Observation) -> tuple[Delegate, tuple[Reply, ...]] | None:
-    """Return the last granted call and the replies to its objectives; `None` if there was no call."""
+class LastCall(NamedTuple):
+    """The last call of an agent that was granted, with the reply to each of its requests."""
+
+    requests: tuple[CloneRequest, ...]
+    replies: tuple[Reply, ...]
+
+
+def find_last_call(observation: Observation) -> LastCall | None:
+    """Return the last granted call, or `None` if there was no such call."""
     for exchange in reversed(observation.exchanges):
         if isinstance(exchange.action, Delegate) and exchange.replies:
-            return exchange.action, exchange.replies
+            return LastCall(exchange.action.requests, exchange.replies)
     return None
 
 

@@ -22,8 +22,8 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     documents_in_sight,
+    find_last_call,
     is_root,
-    last_replies,
     may_delegate,
     may_read,
 )
@@ -125,8 +125,8 @@ class TableExpert(Checked):
         if not question.keys:
             rows = self._fill_rows(question, texts, tuple(texts))
             return Proposal(Answer("\n".join(map(write_row, rows)))) if rows else GIVE_UP
-        if call := last_replies(observation):
-            return _join_rows(question, [reply.text or "" for reply in call[1]])
+        if call := find_last_call(observation):
+            return _join_rows(question, [reply.text or "" for reply in call.replies])
         missing = [key for key in question.keys if key not in texts]
         parts = [question.keys[i : i + self.per_clone] for i in range(0, len(question.keys), self.per_clone)]
         can_delegate = is_root(observation) and may_delegate(observation, len(parts))

@@ -56,7 +56,7 @@ def num_faults(state: AgentState) -> int:
 
 
 def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
-    """`OBSERVATION_FEATURES` of one agent; all zeros for an agent that has not been born."""
+    """Return the `OBSERVATION_FEATURES` of one agent; all zeros for an agent that has not been born."""
     if agent_id is None:
         return np.zeros(len(OBSERVATION_FEATURES), np.float32)
     state = kernel.agents[agent_id]
@@ -121,7 +121,7 @@ def state_size(num_seats: int) -> int:
 
 
 def state_vector(kernel: Kernel, roster: Roster, cycle: int, max_cycles: int | None) -> Vector:
-    """The whole tree for centralised critics: `GLOBAL_FEATURES`, then `AGENT_FEATURES` of every possible agent."""
+    """Return the whole tree for centralised critics: `GLOBAL_FEATURES`, then `AGENT_FEATURES` of all possible agents."""
     limits = kernel.limits
     spent, reserved, _ = kernel.ledger.totals()
     values = [

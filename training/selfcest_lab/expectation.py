@@ -355,7 +355,7 @@ class _GroupEnumeration:
 
 
 def _differ(first: Credit, second: Credit, records: Iterable[EpisodeRecord]) -> bool:
-    """Whether two credits give some token of these records different advantages."""
+    """Return whether two credits give some token of these records different advantages."""
     for record in records:
         for key, turn in record.turns():
             num_ids = len(turn.generation.token_ids)

@@ -102,7 +102,7 @@ def judge_samples(promise: Promise, gradients: Floats, solved: SolvedGame, refer
 
 
 def is_alarm(evidence: Evidence) -> bool:
-    """Whether a sampled cell would break its promise if it were the only one."""
+    """Return whether a sampled cell would break its promise if it were the only one."""
     return evidence.p_value is not None and _is_significant(evidence.effect, evidence.p_value)
 
 

@@ -134,7 +134,7 @@ class LabReport:
 
     @classmethod
     def of(cls, config: LabConfig, cells: Sequence[Measurement]) -> LabReport:
-        """The verdict on these cells."""
+        """Return the report on these cells, with the verdict."""
         judged = [cell for cell in cells if cell.evidence is not None]
         evidence = [cell.evidence for cell in judged if cell.evidence is not None]
         refuted = tuple(judged[index] for index in find_broken(evidence))
