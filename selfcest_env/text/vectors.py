@@ -121,7 +121,7 @@ def state_size(num_seats: int) -> int:
 
 
 def state_vector(kernel: Kernel, roster: Roster, cycle: int, max_cycles: int | None) -> Vector:
-    """Return the whole tree for centralised critics: `GLOBAL_FEATURES`, then `AGENT_FEATURES` of all possible agents."""
+    """Return the whole tree for centralised critics: `GLOBAL_FEATURES`, then `AGENT_FEATURES` of each possible one."""
     limits = kernel.limits
     spent, reserved, _ = kernel.ledger.totals()
     values = [
