@@ -35,11 +35,11 @@ from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_eval.report.figures import MARKS
-from selfcest_training.cluster.config import shares
+from selfcest_training.cluster.config import split_evenly
 from selfcest_training.cluster.partition import busy_share
 from selfcest_training.config_file import load_stored_config
 from selfcest_training.families import make_families
-from selfcest_training.learner.batch import bucketed
+from selfcest_training.learner.batch import bucket_by_length
 from selfcest_training.planning.speed import ThroughputCurve, read_curve
 from selfcest_training.shipped import HERE
 from selfcest_training.stages.async_rollouts import AsyncRollouts
@@ -298,7 +298,7 @@ def simulate(pool: Sequence[Episode], curve: ThroughputCurve, tail: str, *, weak
             return
         size = PER_WORKER * workers if weak else STRONG
         steps = [draws(pool, tail, size, step) for step in range(STEPS)]
-        work = [[step[part] for part in shares(size, workers)] for step in steps]
+        work = [[step[part] for part in split_evenly(size, workers)] for step in steps]
         made = [tokens(step) for step in steps]
         update = UPDATE * float(np.mean(made)) / (workers * curve.tokens_per_second(SLOTS))
         seconds = [[part_seconds(part, curve, SLOTS) for part in step] for step in work]
@@ -319,7 +319,9 @@ def balance(pool: Sequence[Episode], tail: str) -> Iterator[dict[str, Any]]:
         fixed = []
         for step in steps:
             groups = [step[i : i + GROUP] for i in range(0, STRONG, GROUP)]
-            own = [micro_batches([e for group in groups[part] for e in group]) for part in shares(len(groups), ranks)]
+            own = []
+            for part in split_evenly(len(groups), ranks):
+                own.append(micro_batches([episode for group in groups[part] for episode in group]))
             rounds = [max(sizes) for sizes in _rounds(own)]
             fixed.append(sum(map(sum, own)) / (ranks * sum(rounds)))
         yield {"ranks": ranks, "dealt": round(float(np.mean(dealt)), 4), "groups": round(float(np.mean(fixed)), 4)}
@@ -335,7 +337,7 @@ def _rounds(own: Sequence[Sequence[int]]) -> Iterator[list[int]]:
 def micro_batches(episodes: Sequence[Episode]) -> list[int]:
     """Padded ids of the micro-batches of these episodes' contexts, rows padded."""
     rows = [range(sum(given + made for given, made, _ in agent)) for episode in episodes for agent in episode if agent]
-    return [len(bucket) * len(bucket[-1]) for bucket in bucketed(rows, BATCH)]
+    return [len(bucket) * len(bucket[-1]) for bucket in bucket_by_length(rows, BATCH)]
 
 
 # What is recorded and measured

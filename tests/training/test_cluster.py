@@ -24,11 +24,11 @@ from selfcest_agents.samplers import TransformersSampler, VllmSampler
 from selfcest_agents.vllm_engine import VllmOptions
 from selfcest_env.errors import ConfigError
 from selfcest_training.cluster import connection
-from selfcest_training.cluster.config import ClusterConfig, check_resources, shares
+from selfcest_training.cluster.config import ClusterConfig, check_resources, split_evenly
 from selfcest_training.cluster.snapshot import WeightSnapshot
 from selfcest_training.config_file import apply_override, dump_run, load_config
 from selfcest_training.learner.options import Rows
-from selfcest_training.learner.tree_rows import cut_into_micro_batches, most_micro_batches
+from selfcest_training.learner.tree_rows import cut_into_micro_batches, max_micro_batches
 from selfcest_training.run import experiment
 from selfcest_training.run.job import Job, JobId, check_options
 from selfcest_training.session import read_sessions, record_session
@@ -126,9 +126,12 @@ LAG = {"variants__delegating__rl__max_staleness": 1, "cluster": {"overlap": True
         ({"max_staleness": 0}, "overlap is true and variants.delegating.rl.max_staleness is 0.*set max_staleness"),
         (
             {"task_sampler": {"name": "dots"}},
-            "variants.delegating.rl.task_sampler remembers .*set cluster.overlap=false",
+            "state of variants.delegating.rl.task_sampler .*set cluster.overlap=false",
         ),
-        ({"reward_schedule": {"name": "lagrangian", "options": SCHEDULE}}, "rl.reward_schedule remembers"),
+        (
+            {"reward_schedule": {"name": "lagrangian", "options": SCHEDULE}},
+            "rl.reward_schedule depends on earlier steps",
+        ),
     ],
 )
 def test_steps_overlap_where_none_depends_on_the_one_before(
@@ -148,11 +151,11 @@ def test_no_samples_are_cut_into_more_micro_batches_than_are_possible(rows: Rows
         samples, _ = random_samples(seed)
         longest, limit = max(map(len, samples)), int(rng.integers(4, 400))
         found = list(cut_into_micro_batches(samples, rows, max_tokens=limit, hidden_size=32))
-        assert len(found) <= most_micro_batches(len(samples), longest, rows, max_tokens=limit)
+        assert len(found) <= max_micro_batches(len(samples), longest, rows, max_tokens=limit)
     alike = [replace(samples[0], episode_id=str(i)) for i in range(7)]
     if rows != Rows.TREE:  # which joins them
         found = list(cut_into_micro_batches(alike, rows, max_tokens=2 * len(samples[0]), hidden_size=32))
-        assert len(found) == most_micro_batches(7, len(samples[0]), rows, max_tokens=2 * len(samples[0])) == 4
+        assert len(found) == max_micro_batches(7, len(samples[0]), rows, max_tokens=2 * len(samples[0])) == 4
 
 
 def test_weights_reach_several_processes_by_a_file() -> None:
@@ -219,7 +222,7 @@ def test_what_no_node_has_is_refused_with_what_they_have(asked: dict[str, Any], 
 @pytest.mark.parametrize("workers", range(1, 9))
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 192])
 def test_shares_are_contiguous_even_and_whole(count: int, workers: int) -> None:
-    parts = [list(range(count))[part] for part in shares(count, workers)]
+    parts = [list(range(count))[part] for part in split_evenly(count, workers)]
     assert [i for part in parts for i in part] == list(range(count))
     sizes = [len(part) for part in parts]
     assert len(sizes) == min(count, workers)

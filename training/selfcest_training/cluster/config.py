@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -63,12 +63,12 @@ class ClusterConfig(Checked):
         }
 
     def check_devices(self, *, cuda: bool, tensor_parallel: int, compiled: bool) -> None:
-        """Raise `ConfigError` for resources that could not play or learn as the rest of the config says.
+        """Raise `ConfigError` if resources, backend or ranks do not fit the options of model, sampler and learner.
 
         Args:
-            cuda: the model is on a GPU.
-            tensor_parallel: GPUs that the sampler takes.
-            compiled: the learner compiles its model.
+            cuda: whether the model is on a GPU.
+            tensor_parallel: number of GPUs of the sampler.
+            compiled: whether the learner compiles its model.
         """
         gpus = self.rollout_resources.get("GPU", 0)
         if tensor_parallel > max(gpus, 1):
@@ -79,11 +79,11 @@ class ClusterConfig(Checked):
         if self.learner_ranks > 1 and cuda != (self.backend == "nccl"):
             device, other, backend = ("cuda", "the CPU", "nccl") if cuda else ("cpu", "GPUs", "gloo")
             raise ConfigError(
-                f"model.options.device is {device} and cluster.backend is {self.backend}, by which ranks would train "
+                f"model.options.device is {device} and cluster.backend is {self.backend}, so ranks would train "
                 f"on {other}; set cluster.backend={backend}"
             )
-        for kind, (count, each) in self.requested.items():
-            if cuda and count and not each.get("GPU"):
+        for kind, (count, resources) in self.requested.items():
+            if cuda and count and not resources.get("GPU"):
                 raise ConfigError(
                     f"model.options.device is cuda and cluster.{kind}_resources gives none; set "
                     f"cluster.{kind}_resources.GPU=1"
@@ -94,13 +94,13 @@ class ClusterConfig(Checked):
                 "on ranks; set forward.compile=false"
             )
 
-    def check_overlap(self, place: str, max_staleness: int, remembering: Iterable[str]) -> None:
-        """Raise `ConfigError` where no step of RL could begin before the one in front of it has ended.
+    def check_overlap(self, place: str, max_staleness: int, keys_with_state: Sequence[str]) -> None:
+        """Raise `ConfigError` if `overlap` is set and a step cannot begin before the previous step has ended.
 
         Args:
-            place: of RL's block in the config.
+            place: config key of RL's block.
             max_staleness: steps that rollouts run ahead of the learner.
-            remembering: keys of that block whose stages remember earlier steps and decide what is played.
+            keys_with_state: keys of that block whose stages have a state that influences rollouts.
         """
         if not self.overlap:
             return
@@ -109,10 +109,10 @@ class ClusterConfig(Checked):
                 f"cluster.overlap is true and {place}.max_staleness is 0, so that a step waits for the update "
                 "before it; set max_staleness to 1 or more, or cluster.overlap=false"
             )
-        for key in remembering:
+        if keys_with_state:
             raise ConfigError(
-                f"cluster.overlap is true and {place}.{key} remembers what it has seen, which at the "
-                "beginning of a step would depend on how far the one before it has come; set cluster.overlap=false"
+                f"cluster.overlap is true and the state of {place}.{keys_with_state[0]} depends on earlier steps, "
+                "which have not ended when a step begins; set cluster.overlap=false"
             )
 
 
@@ -158,17 +158,17 @@ def _describe(nodes: Sequence[Mapping[str, float]]) -> str:
     """Describe the nodes' resources, equal nodes together, as `2 x (CPU 8, GPU 1)`."""
     descriptions = []
     for node in nodes:
-        # Ray gives every node a resource of its own name, which nobody requests.
+        # Ray gives every node a resource of its own name, which no config requests.
         resources = sorted((name, amount) for name, amount in node.items() if not name.startswith("node:"))
         descriptions.append(", ".join(f"{name} {amount:g}" for name, amount in resources))
     counted = [f"{descriptions.count(text)} x ({text})" for text in dict.fromkeys(descriptions)]
     return "; ".join(counted) or "nothing"
 
 
-def shares(count: int, workers: int) -> list[slice]:
+def split_evenly(count: int, workers: int) -> list[slice]:
     """Split `count` items into contiguous, non-empty parts whose sizes differ by at most one.
 
-    A pure function of the two numbers, so that a run plays the same parts again.
+    It depends on the two numbers only, so a resumed run plays the same parts.
     """
     ends = [count * (i + 1) // workers for i in range(workers)]
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]

@@ -131,7 +131,7 @@ def _init_within(seconds: float, address: str, options: Mapping[str, Any] = Mapp
     if thread.is_alive() or failures:
         reason = failures[0].__cause__ or failures[0] if failures else f"no answer in {seconds:g} s"
         raise ConfigError(
-            f"cluster.address is {address}, which cannot be joined ({' '.join(str(reason).split())[:500]}); check "
+            f"cluster.address is {address}, which cannot be joined ({to_one_line(reason, 500)}); check "
             "that it is the head of a cluster with this version of Ray and that this machine has its token "
             "(`ray get-auth-token`)"
         ) from (failures[0] if failures else None)
@@ -159,16 +159,20 @@ def death_errors() -> tuple[type[BaseException], ...]:
     )
 
 
-def started_of(reference: Any, actor_name: str) -> Any:
+def to_one_line(error: object, max_characters: int = 300) -> str:
+    """Return the beginning of an error's text, in one line."""
+    return " ".join(str(error).split())[:max_characters]
+
+
+def get_started(reference: Any, actor_name: str) -> Any:
     """Return the result of an actor's first call. Raises `InfrastructureError` if the actor died."""
     try:
-        return result_of(reference)
+        return get_result(reference)
     except death_errors() as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InfrastructureError(f"a {actor_name} died while it started: {reason}") from error
+        raise InfrastructureError(f"a {actor_name} died while it started: {to_one_line(error)}") from error
 
 
-def result_of(reference: Any) -> Any:
+def get_result(reference: Any) -> Any:
     """Return the result of a call, or raise the call's exception with Ray's trace as the cause."""
     ray = import_ray()
     try:
@@ -180,4 +184,4 @@ def result_of(reference: Any) -> Any:
     except death_errors():
         raise
     except ray.exceptions.RayError as error:
-        raise InfrastructureError(f"Ray failed with {' '.join(str(error).split())[:500]}") from error
+        raise InfrastructureError(f"Ray failed with {to_one_line(error, 500)}") from error

@@ -26,7 +26,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_training.cluster.sharded import ShardedLearner
 from selfcest_training.cluster.timed_result import CpuClock, TimedResult
-from selfcest_training.files import digests
+from selfcest_training.files import hash_files
 from selfcest_training.learner.options import ForwardOptions, OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner
 
@@ -91,7 +91,7 @@ class LearnerSpec:
             reference=self.reference and self.reference.resolve(),
         )
         folders = absolute.folders(language_of(absolute.model))
-        files = {name: digests(path, hidden=False) for name, path in folders.items() if path.is_dir()}
+        files = {name: hash_files(path, hidden=False) for name, path in folders.items() if path.is_dir()}
         return replace(absolute, files=files)
 
     def folders(self, language: Language) -> dict[str, Path]:
@@ -189,7 +189,7 @@ class Rank:
         return self._learner.exact
 
     def _check_folder(self, folder: Path, expected: Mapping[str, str]) -> None:
-        actual = digests(folder, hidden=False)
+        actual = hash_files(folder, hidden=False)
         for name in sorted(expected.keys() | actual.keys()):
             if actual.get(name) == expected.get(name):
                 continue

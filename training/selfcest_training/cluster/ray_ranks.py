@@ -13,7 +13,15 @@ import torch
 from selfcest_env.errors import InfrastructureError, SelfcestError
 from selfcest_env.local_modules import child_environment
 from selfcest_training.cluster.config import ClusterConfig
-from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
+from selfcest_training.cluster.connection import (
+    actor_options,
+    death_errors,
+    get_result,
+    get_started,
+    import_ray,
+    join,
+    to_one_line,
+)
 from selfcest_training.cluster.group import HostedRanks
 from selfcest_training.cluster.rank import TIMEOUT, Rank, RankSpec
 from selfcest_training.cluster.timed_result import TimedResult
@@ -82,7 +90,7 @@ class RayRanks(HostedRanks):
                     f"{len(missing)} of {ranks} ranks of the learner, which want {dict(config.learner_resources)} "
                     f"each, did not start in cluster.start_seconds = {config.start_seconds:g}; look at `ray status`"
                 )
-            started = [started_of(reference, "rank of the learner") for reference in starting]
+            started = [get_started(reference, "rank of the learner") for reference in starting]
             self.pids = [pid for pid, _ in started]
             _, rendezvous = started[0]
             for rank, rank_actor in enumerate(self._actors):
@@ -103,9 +111,9 @@ class RayRanks(HostedRanks):
         for reference in done:
             rank = self._pending.pop(reference)
             try:
-                yield rank, result_of(reference)
+                yield rank, get_result(reference)
             except death_errors() as error:
-                reason = " ".join(str(error).split())[:300]
+                reason = to_one_line(error)
                 yield rank, InfrastructureError(f"rank {rank} of {self._count} of the learner has died: {reason}")
             except Exception as error:
                 yield rank, error

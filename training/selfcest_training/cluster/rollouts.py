@@ -36,8 +36,16 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Limits
-from selfcest_training.cluster.config import ClusterConfig, shares
-from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
+from selfcest_training.cluster.config import ClusterConfig, split_evenly
+from selfcest_training.cluster.connection import (
+    actor_options,
+    death_errors,
+    get_result,
+    get_started,
+    import_ray,
+    join,
+    to_one_line,
+)
 from selfcest_training.cluster.snapshot import WeightSnapshot
 from selfcest_training.cluster.timed_result import CpuClock, TimedResult
 
@@ -170,7 +178,7 @@ class RolloutWorkers:
         try:
             starting = [actor.start.remote() for actor in self._actors]
             ready, missing = ray.wait(starting, num_returns=len(starting), timeout=config.start_seconds)
-            self.facts: list[WorkerFacts] = [started_of(reference, "rollout worker") for reference in ready]
+            self.facts: list[WorkerFacts] = [get_started(reference, "rollout worker") for reference in ready]
             if missing:
                 raise InfrastructureError(
                     f"{len(missing)} of {len(starting)} rollout workers, which want {dict(config.rollout_resources)} "
@@ -228,10 +236,10 @@ class RolloutWorkers:
             (done,), _ = ray.wait(list(pending), num_returns=1)
             i = pending.pop(done)
             try:
-                result: TimedResult = result_of(done)
+                result: TimedResult = get_result(done)
             except death_errors() as error:
                 deaths[i] += 1
-                reason = " ".join(str(error).split())[:300]
+                reason = to_one_line(error)
                 if deaths[i] > self._config.retries:
                     raise InfrastructureError(
                         f"rollout worker {i} died {deaths[i]} times at the same part, and cluster.retries is "
@@ -305,7 +313,8 @@ class RolloutPool(Player):
     ) -> list[EpisodeRecord]:
         if len({request.episode_id for request in requests}) != len(requests):
             raise PolicyError("episode ids of one rollout must be unique")
-        parts = [(requests[part], temperature, weights, wrap) for part in shares(len(requests), self.sampler.number)]
+        slices = split_evenly(len(requests), self.sampler.number)
+        parts = [(requests[part], temperature, weights, wrap) for part in slices]
         records: list[EpisodeRecord] = []
         failed: list[FailedEpisode] = []
         for part_records, part_failed in self.sampler.call("play", parts, self.judged):
@@ -318,7 +327,7 @@ class RolloutPool(Player):
     ) -> dict[Replay, PlayedReplay]:
         distinct = list(dict.fromkeys(replays))
         parts = []
-        for part in shares(len(distinct), self.sampler.number):
+        for part in split_evenly(len(distinct), self.sampler.number):
             episode_ids = {replay.episode_id for replay in distinct[part]}
             episodes = [episode for episode in factual if episode.episode_id in episode_ids]
             parts.append((episodes, distinct[part], temperature))
