@@ -21,9 +21,9 @@ from selfcest_env.record import EpisodeGroup, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
 from selfcest_training.credit import Credit, ReplayRecords, Rloo, make_assigner
-from selfcest_training.credit.offline import group_episodes
+from selfcest_training.credit.offline import get_group_id, group_episodes
 from selfcest_training.export.prime_rl import TrainingSample, build_training_samples, read_samples, write_samples
-from selfcest_training.export.stored import CreditedSamples, build_credited_samples, get_group_id
+from selfcest_training.export.stored import CreditedSamples, build_credited_samples
 from selfcest_training.export.trl import (
     TrlRolloutWorker,
     build_rows,

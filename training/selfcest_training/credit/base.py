@@ -43,12 +43,12 @@ class Credit:
     weight: Mapping[TurnKey, float] = field(default_factory=dict)
 
     def weighted(self, key: TurnKey, length: int) -> npt.NDArray[np.float64]:
-        """[T] advantage x weight of every token of a turn; 0 for a turn without an advantage."""
+        """Return [T] the advantage times the weight for every token of a turn; 0 for a turn without an advantage."""
         return np.broadcast_to(np.asarray(self.advantage.get(key, 0.0)) * self.weight.get(key, 1.0), length)
 
 
 class Promise(enum.StrEnum):
-    """A scheme's claim about its gradient, on policy, for the unscaled, unclipped, constant-normalised loss."""
+    """A scheme's claim about its gradient, on policy, without clipping, with the `constant` denominator."""
 
     UNBIASED = "unbiased"
     UNBIASED_UP_TO_SCALE = "unbiased up to scale"
@@ -94,8 +94,8 @@ class CreditAssigner:
         formula: the advantage, in one line.
         source: paper or project of the method.
         promise: the claim about its gradient. The laboratory tests it.
-        null_player: whether a clone that never matters, and whose tokens are not priced, gets zero in expectation given
-            everything that its turns did not cause. A scheme with replays promises this for the clones it replays.
+        null_player: whether a clone that never matters, and whose tokens have no price, gets zero in expectation, given
+            everything that its turns did not cause. A scheme with replays claims this for the clones that it replays.
         internals: quantities of the policy's forward pass that it uses. The learner computes them before its update,
             in one pass over the episodes (not the replays) for each kind, and counts them as compute.
     """

@@ -41,7 +41,7 @@ def draw_index(probabilities: Sequence[float], purpose: str, episode: EpisodeRec
 
 
 def flip_coin(share: float, episode: EpisodeRecord, *key: AgentId | int) -> bool:
-    """Whether this agent, or the call of this turn, is replayed: True with probability `share`."""
+    """Return True with probability `share`: whether an agent, or the call of a turn, is replayed."""
     return draw_index((share, 1 - share), "who is replayed", episode, *key) == 0
 
 

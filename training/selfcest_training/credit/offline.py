@@ -10,7 +10,7 @@ from pathlib import Path
 
 from selfcest_env.errors import ConfigError, RecordError, RewardError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
-from selfcest_env.replay import Replay, replayed_episode
+from selfcest_env.replay import Replay, replayed_episode, root_episode
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import (
     Credit,
@@ -53,7 +53,7 @@ def read_groups(path: Path) -> StoredEpisodes:
     cut: list[str] = []
     records = list(read_episodes(path, on_cut=cut.append))
     if cut and records:
-        warnings.warn(f"{cut[0]}, and so is its group {_get_group_id(records[-1].episode_id)}", stacklevel=2)
+        warnings.warn(f"{cut[0]}, and so is its group {get_group_id(records[-1].episode_id)}", stacklevel=2)
     return group_episodes(records, str(path), cut=bool(cut))
 
 
@@ -69,9 +69,9 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
         RecordError: two records have one id, a replay has no episode, or there are no episodes.
     """
     by_id: dict[str, EpisodeRecord] = {}
-    omitted_group = _get_group_id(records[-1].episode_id) if cut and records else None
+    omitted_group = get_group_id(records[-1].episode_id) if cut and records else None
     for record in records:
-        if _get_group_id(record.episode_id) == omitted_group:
+        if get_group_id(record.episode_id) == omitted_group:
             continue
         if record.episode_id in by_id:
             raise RecordError(
@@ -83,7 +83,7 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
     for record_id, record in by_id.items():
         episode_id = replayed_episode(record_id)
         if episode_id is None:
-            episodes_by_group.setdefault((_get_group_id(record_id), record.task.task_id), []).append(record)
+            episodes_by_group.setdefault((get_group_id(record_id), record.task.task_id), []).append(record)
         elif episode_id in by_id:
             replayed[record_id] = record
         else:
@@ -96,9 +96,9 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
     return StoredEpisodes(source, groups, replayed)
 
 
-def _get_group_id(record_id: str) -> str:
-    """Get the id of the group of an episode or replay."""
-    return record_id.partition("/")[0].rpartition(".")[0]
+def get_group_id(record_id: str) -> str:
+    """Get the id of the group of an episode or replay: the episode's id up to its last dot."""
+    return root_episode(record_id).rpartition(".")[0]
 
 
 def assign_stored(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:

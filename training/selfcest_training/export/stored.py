@@ -9,19 +9,13 @@ import numpy as np
 
 from selfcest_env.errors import RecordError
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.replay import root_episode
 from selfcest_training.credit import CreditAssigner
 from selfcest_training.credit.offline import StoredEpisodes, assign_stored_group, find_stored_replays
 from selfcest_training.learner.batch import Sample, build_samples
 from selfcest_training.learner.options import Denominator
 
 
-def get_group_id(episode_id: str) -> str:
-    """Get the id of an episode's group: the episode's id up to its last dot. A replay has the group of its episode."""
-    return root_episode(episode_id).rpartition(".")[0]
-
-
-def sampling_temperatures(samples: Sequence[Sample]) -> list[float]:
+def list_temperatures(samples: Sequence[Sample]) -> list[float]:
     """List the distinct temperatures at which the trained tokens were sampled, in ascending order."""
     temperatures: set[float] = set()
     for sample in samples:

@@ -34,9 +34,10 @@ from selfcest_env.errors import ConfigError, TrainingError, install_hint
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RLConfig, RunConfig
 from selfcest_training.credit import fit
-from selfcest_training.export.stored import get_group_id, sampling_temperatures
+from selfcest_training.credit.offline import get_group_id
+from selfcest_training.export.stored import list_temperatures
 from selfcest_training.families import make_families
-from selfcest_training.learner.batch import Sample, mini_batches
+from selfcest_training.learner.batch import Sample, split_into_mini_batches
 from selfcest_training.learner.losses import Clipped, make_loss_sum
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.account import JobAccount
@@ -238,7 +239,7 @@ class TrlRolloutWorker:
         credit = assign_step_credit(scheme, rollouts.train_groups, rollouts.replayed)
         fit(scheme, rollouts.train_groups, None)
         trainer.account.spend(sampled=rollouts.sampled_tokens)
-        (samples,) = mini_batches(
+        (samples,) = split_into_mini_batches(
             rollouts.train_groups,
             credit.credits,
             1,
@@ -247,7 +248,7 @@ class TrlRolloutWorker:
             planned_episodes=rollouts.planned_episodes,
             replayed=get_records(rollouts.replayed),
         )
-        temperatures = sampling_temperatures(samples)
+        temperatures = list_temperatures(samples)
         assert all(np.isclose(temperature, config.temperature) for temperature in temperatures), temperatures
         trainer.next_step += 1
         metrics = {**compute_rollout_metrics(rollouts.groups), **rollouts.diagnostics(), **credit.diagnostics()}

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from selfcest_env.errors import ConfigError, RecordError
-from selfcest_training.export.stored import CreditedSamples, get_group_id, sampling_temperatures
+from selfcest_training.credit.offline import get_group_id
+from selfcest_training.export.stored import CreditedSamples, list_temperatures
 from selfcest_training.files import atomic_write
 
 _HEADER = "selfcest_verl"
@@ -47,7 +48,7 @@ class VerlBatch:
 def build_batch(data: CreditedSamples, pad_id: int = 0) -> VerlBatch:
     """Build a batch of the samples, in order. Raises `ConfigError` unless all were sampled at one temperature."""
     samples = data.samples
-    temperatures = sampling_temperatures(samples)
+    temperatures = list_temperatures(samples)
     if len(temperatures) > 1:
         raise ConfigError(
             f"the episodes were sampled at temperatures {temperatures}; expected one, as a batch of verl has only one"
