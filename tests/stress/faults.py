@@ -822,12 +822,12 @@ def _adopt(run: Path, output: Path) -> None:
     """Checkpoints know their config by its digest, and a run's config knows its folder: make them those of a copy."""
     _imports()
     from selfcest_training.config_file import load_config, run_digest
-    from selfcest_training.files import digest
+    from selfcest_training.files import hash_text
 
     config = run_digest(load_config(output / "config.yaml", []))
     for path in run.glob("*/seed*/checkpoints/*/manifest.json"):
         contents = json.loads(path.read_bytes())["contents"] | {"config": config}
-        signed = {"sha256": digest(json.dumps(contents)), "contents": contents}
+        signed = {"sha256": hash_text(json.dumps(contents)), "contents": contents}
         path.write_text(json.dumps(signed, indent=1), encoding="utf-8")
 
 

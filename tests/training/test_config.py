@@ -30,7 +30,7 @@ from selfcest_training.config_file import (
     with_current_keys,
     with_stored_keys,
 )
-from selfcest_training.files import digest
+from selfcest_training.files import hash_text
 from selfcest_training.learner.options import Denominator, ImportanceLevel, Precision, Rows
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
@@ -312,7 +312,7 @@ def test_a_config_that_an_earlier_release_stored_is_read_and_has_its_digest(tmp_
     stored = tmp_path / "config.yaml"
     stored.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     assert load_stored_config(stored) == spec
-    assert run_digest(spec) == digest(write_yaml(values)), "checkpoints of that release match"
+    assert run_digest(spec) == hash_text(write_yaml(values)), "checkpoints of that release match"
     stored.write_text(dump_run(spec), encoding="utf-8")
     assert load_stored_config(stored) == spec, "a current one is read as it is"
 

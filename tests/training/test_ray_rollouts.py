@@ -254,7 +254,7 @@ def test_steps_that_overlap_play_what_they_play_one_after_another(
     assert torch.equal(weights(found), weights(jobs["apart"]))
     for other in ("here", "overlapped, alone"):
         assert_same_tokens(episodes(jobs[other]), episodes(found))
-    assert len(found._elsewhere) == 2
+    assert len(found._other_processes) == 2
 
 
 def test_what_a_judge_could_not_judge_is_played_again(address: str, tmp_path: Path) -> None:

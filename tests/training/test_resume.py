@@ -42,7 +42,15 @@ from selfcest_training.config import RunConfig
 from selfcest_training.config_file import describe_differences, dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.faults import ENDING_SIGNALS, describe_first_end, get_exit_code, report_killed_worker
-from selfcest_training.files import AppendLog, FileOffset, atomic_write, digest, digests, remove_partials, write_text
+from selfcest_training.files import (
+    AppendLog,
+    FileOffset,
+    atomic_write,
+    hash_files,
+    hash_text,
+    remove_partials,
+    write_text,
+)
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
 from selfcest_training.run.checkpoint import (
@@ -85,7 +93,7 @@ def sign_checkpoints(spec: RunConfig, folder: Path) -> None:
     """Change copied checkpoints as if they had been written under this config."""
     for path in folder.glob("checkpoints/*/manifest.json"):
         contents = json.loads(path.read_bytes())["contents"] | {"config": run_digest(spec)}
-        path.write_text(json.dumps({"sha256": digest(json.dumps(contents)), "contents": contents}), encoding="utf-8")
+        path.write_text(json.dumps({"sha256": hash_text(json.dumps(contents)), "contents": contents}), encoding="utf-8")
 
 
 def assert_same_end(job: Job, base: Job) -> None:
@@ -187,14 +195,14 @@ def test_where_no_checkpoint_is_whole_nothing_is_touched_and_one_line_says_what_
 ) -> None:
     spec, folder = copy(base, tmp_path)
     fault(folder / name)
-    before = files.digests(folder)
+    before = files.hash_files(folder)
     with pytest.raises(RecordError) as caught:
         play(spec)
     said = str(caught.value)
     assert words in said
     assert f"remove {folder} to train this job from its beginning with the same result" in said
     assert len(said.splitlines()) == 1
-    assert files.digests(folder) == before
+    assert files.hash_files(folder) == before
 
 
 @pytest.mark.parametrize("fault", [halve, flip, Path.unlink])
@@ -482,10 +490,10 @@ def test_a_refused_run_is_no_session_and_nothing_of_it_changes(base: Job, tmp_pa
     write_text(spec.folder / "config.yaml", dump_run(spec))
     sign_checkpoints(spec, folder)
     (folder / name).write_text("{}\n{}\n", encoding="utf-8")
-    before = digests(spec.folder)
+    before = hash_files(spec.folder)
     with pytest.raises(RecordError, match=f"^delegating/seed0: .*{name}"):
         experiment.run(spec, resume=True, evaluator=RunEvaluation())
-    after = digests(spec.folder)
+    after = hash_files(spec.folder)
     assert {key: after[key] for key in before} == before
     assert after.keys() - before.keys() == {".lock", "errors.log"}
 

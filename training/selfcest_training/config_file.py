@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.structure import format_value, structure, to_builtins
 from selfcest_training.config import RunConfig
-from selfcest_training.files import digest
+from selfcest_training.files import hash_text
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
 T = TypeVar("T")
@@ -313,7 +313,7 @@ def _check_renamed(data: Any, place: str = "", parent: str = "") -> None:
 
 def run_digest(config: RunConfig) -> str:
     """Compute the digest of `dump_run`, with stored keys, that checkpoints hold."""
-    return digest(write_yaml(with_stored_keys(_run_values(config))))
+    return hash_text(write_yaml(with_stored_keys(_run_values(config))))
 
 
 def describe_differences(stored: str, config: RunConfig, where: str) -> list[str]:

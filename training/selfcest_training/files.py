@@ -39,8 +39,8 @@ def report_read_errors(path: Path) -> Iterator[None]:
 def open_for_append(path: Path, buffering: int = -1) -> BinaryIO:
     """Open a file for reading and appending; create it if it does not exist. `buffering` is that of `open`.
 
-    A link is never followed: it may lead out of the folder of a stranger. The open file is checked, not its name, which
-    may lead elsewhere a moment later.
+    A link is never followed: another user may have placed it, and it may point to any file of this one. The open file
+    is checked and not its path, which another process may replace meanwhile.
 
     Raises:
         ConfigError: the path is a symbolic link, a file that has another name too, or no file.
@@ -133,7 +133,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             _sync(file)
         # A rename cannot replace a folder.
         if path.is_dir():
-            remove(path, but=partial)
+            remove_folder(path, replacement=partial)
         else:
             partial.replace(path)
         _sync(path.parent)
@@ -166,23 +166,18 @@ def replace_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def remove(folder: Path, but: Path | None = None) -> None:
-    """Delete a folder after renaming it, so that a half-deleted folder never has its name.
-
-    Args:
-        folder: the folder to delete.
-        but: a folder that takes its place.
-    """
+def remove_folder(folder: Path, replacement: Path | None = None) -> None:
+    """Delete a folder, or replace it by another one. No half-deleted folder has its name, as it is renamed first."""
     hidden = folder.with_name(f"{_REMOVED}{folder.name}")
     _delete(hidden)
     folder.rename(hidden)
-    if but is not None:
-        but.rename(folder)
+    if replacement is not None:
+        replacement.rename(folder)
     _delete(hidden)
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove the hidden paths that a killed `atomic_write` or `remove` has left in a folder."""
+    """Remove the hidden paths that a killed `atomic_write` or `remove_folder` has left in a folder."""
     for prefix in (_PARTIAL, _REMOVED):
         for path in folder.glob(f"{prefix}*"):
             _delete(path)
@@ -207,23 +202,23 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def digest(text: str) -> str:
-    """SHA-256 of a text."""
+def hash_text(text: str) -> str:
+    """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digests(folder: Path, *, hidden: bool = True) -> dict[str, str]:
+def hash_files(folder: Path, *, hidden: bool = True) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, by relative path. `hidden` includes names with a dot."""
     digest_by_path: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in relative.parts)
         if path.is_file() and (hidden or not is_hidden):
-            digest_by_path[str(relative)] = _digest(path)
+            digest_by_path[str(relative)] = _hash_file(path)
     return digest_by_path
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -238,7 +233,7 @@ class FileOffset:
 
 def measure_offset(path: Path) -> FileOffset:
     """Return the offset at the end of a finished file."""
-    return FileOffset(path.stat().st_size, _digest(path))
+    return FileOffset(path.stat().st_size, _hash_file(path))
 
 
 class AppendLog:
@@ -257,11 +252,11 @@ class AppendLog:
         self._size = offset.size
         if os.path.lexists(path):
             with open_for_append(path) as file:
-                self._hash = _hash_of(path, offset)
+                self._hash = _hash_beginning(path, offset)
                 if file.seek(0, os.SEEK_END) > offset.size:
                     file.truncate(offset.size)
         else:
-            self._hash = _hash_of(path, offset)
+            self._hash = _hash_beginning(path, offset)
         self._file: BinaryIO | None = None
 
     def append(self, text: str) -> None:
@@ -292,10 +287,11 @@ class AppendLog:
 
 def check_offset(path: Path, offset: FileOffset) -> None:
     """Raise `RecordError` if the beginning of a file does not match an offset."""
-    _hash_of(path, offset)
+    _hash_beginning(path, offset)
 
 
-def _hash_of(path: Path, offset: FileOffset) -> hashlib._Hash:
+def _hash_beginning(path: Path, offset: FileOffset) -> hashlib._Hash:
+    """Hash the file up to an offset. Raises `RecordError` if the file is shorter or has another content there."""
     digest = hashlib.sha256()
     remaining = offset.size
     if path.exists():

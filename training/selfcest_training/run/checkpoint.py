@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from selfcest_env.errors import RecordError, TrainingError
 from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import structure
-from selfcest_training.files import FileOffset, atomic_write, check_offset, digest, digests, remove
+from selfcest_training.files import FileOffset, atomic_write, check_offset, hash_files, hash_text, remove_folder
 from selfcest_training.learner.state import LearnerState
 
 # torch and transformers take seconds to import, and a list of checkpoints needs neither.
@@ -149,15 +149,15 @@ def save_checkpoint(
         save_file(tensors, partial / _TRAINER_TENSORS)
         (partial / _TRAINER).write_text(json.dumps(plain_state), encoding="utf-8")
         (partial / _STATE).write_text(json.dumps(to_stored(state), indent=1), encoding="utf-8")
-        contents = to_stored(replace(manifest or CheckpointManifest(), files=digests(partial)))
-        signed = {"sha256": digest(json.dumps(contents)), "contents": contents}
+        contents = to_stored(replace(manifest or CheckpointManifest(), files=hash_files(partial)))
+        signed = {"sha256": hash_text(json.dumps(contents)), "contents": contents}
         (partial / _MANIFEST).write_text(json.dumps(signed, indent=1), encoding="utf-8")
     paths = list_checkpoints(folder)
     # Checkpoints after this one are deleted too: a job that comes here again found them damaged.
     newest = paths[: paths.index(final) + 1][-keep:]
     for path in paths:
         if path not in newest:
-            remove(path)
+            remove_folder(path)
     return final
 
 
@@ -214,7 +214,7 @@ def find_newest_checkpoint(job: Path) -> tuple[Path, CheckpointManifest] | None:
 def _check_digests(folder: Path, expected: Mapping[str, str]) -> None:
     if not expected:
         return
-    actual = digests(folder)
+    actual = hash_files(folder)
     for name, sha256 in expected.items():
         if actual.get(name) != sha256:
             raise RecordError(f"{folder / name} is {'damaged' if name in actual else 'gone'}")
@@ -227,7 +227,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
         raise RecordError(f"{file} is gone")
     try:
         signed = json.loads(file.read_bytes())
-        if digest(json.dumps(signed["contents"])) != signed["sha256"]:
+        if hash_text(json.dumps(signed["contents"])) != signed["sha256"]:
             raise RecordError("its digest does not match")
         contents = by_field(CheckpointManifest, signed["contents"])
         return structure(contents, CheckpointManifest, place="manifest", error=RecordError)

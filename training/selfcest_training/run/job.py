@@ -39,11 +39,11 @@ from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, Work
 from selfcest_training.config import CLONES, RunConfig, override_limits
 from selfcest_training.config_file import run_digest
 from selfcest_training.families import make_families
-from selfcest_training.files import AppendLog, FileOffset, atomic_write, digests, measure_offset, remove_partials
+from selfcest_training.files import AppendLog, FileOffset, atomic_write, hash_files, measure_offset, remove_partials
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import OptimizerConfig
-from selfcest_training.learner.tree_rows import most_micro_batches
+from selfcest_training.learner.tree_rows import max_micro_batches
 from selfcest_training.learner.update import Learner, LearnerProtocol
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.boards import BOARDS, BoardJob, check_boards
@@ -77,7 +77,7 @@ OnProgress = Callable[[str, float, str], None]
 LOGS = ("metrics.jsonl", "episodes.jsonl")
 # Name of the trained model's folder in the job's folder.
 FINAL_MODEL = "model"
-_EVALUATED = f"{EvaluationStage.BEFORE}/results.jsonl"
+_RESULTS_BEFORE_RL = f"{EvaluationStage.BEFORE}/results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Job:
         on_progress: called after every pool and step.
         asked_to_stop: called after every pool and step; if it returns true, the job writes a checkpoint and raises
             `StoppedError`.
-        ranks: the processes that train the weights; `None`: this process does. The caller closes them.
+        ranks: the processes that train the weights, which the caller closes; `None` trains in this process.
 
     Raises:
         ConfigError: an option is wrong or does not fit the others, as far as this shows before anything has started.
@@ -138,13 +138,14 @@ class Job:
         schedule = make_reward_schedule(self.variant.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(get_reward_weights(schedule, 0))
         self.loss_needs = make_loss_sum(self.variant.rl.loss, where=f"{place}.loss").needs
-        # The other processes whose CPU seconds count for this job.
-        self._elsewhere: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
+        # Their CPU seconds count for this job.
+        self._other_processes: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
         self.account = self._make_account(TrainState())
         self._opened = ExitStack()
         self._logs: Mapping[str, AppendLog] = {}
-        self._warm_files: Mapping[str, str] = {}
-        self._evaluated: Mapping[str, FileOffset] = {}
+        # SHA-256 of the warm-started model's files, and the offset of the results before RL, for checkpoints of RL.
+        self._warm_start_digests: Mapping[str, str] = {}
+        self._evaluation_offsets: Mapping[str, FileOffset] = {}
 
     @property
     def state(self) -> TrainState:
@@ -155,7 +156,7 @@ class Job:
 
     def _cpu_seconds(self) -> float:
         """The CPU seconds of this process and, as far as they have reported, of the processes that work for it."""
-        return time.process_time() + sum(processes.cpu_seconds for processes in self._elsewhere)
+        return time.process_time() + sum(processes.cpu_seconds for processes in self._other_processes)
 
     def close(self) -> None:
         """Stop the engine and release its memory for the next job of this process."""
@@ -163,12 +164,12 @@ class Job:
 
     # Stages
 
-    def run(self, on_warm: Callable[[], None], only_warm_start: bool = False) -> None:
+    def run(self, before_rl: Callable[[], None], only_warm_start: bool = False) -> None:
         """Run the warm start and RL, or resume them from the newest whole checkpoint.
 
         Args:
-            on_warm: called between the two, to evaluate the policy before RL.
-            only_warm_start: end before RL.
+            before_rl: called after the warm start, to evaluate its policy. A resumed RL does not call it again.
+            only_warm_start: whether to end before RL.
         """
         for folder in (self.folder, self.folder / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,21 +192,22 @@ class Job:
                 self._save(WARM_START)
                 self.sampler.sync(self.model, 0)
                 self._store_server_counts()
-                on_warm()
+                before_rl()
                 # Drop these counts: the evaluation stores its requests to servers in its own folder.
                 self._servers.take()
                 self.account.begin_rl()
                 self._add_lora()
                 checkpoint = None
             if not only_warm_start:
-                self._warm_files = digests(self.folder / WARM_START)
+                self._warm_start_digests = hash_files(self.folder / WARM_START)
                 # Once RL has begun the policy before RL cannot be evaluated again, so checkpoints hold this file's
                 # length and digest.
                 if checkpoint is not None:
-                    self._evaluated = {name: offset for name, offset in manifest.logs.items() if name == _EVALUATED}
-                elif (self.folder / _EVALUATED).exists():
-                    self._evaluated = {_EVALUATED: measure_offset(self.folder / _EVALUATED)}
-                self._reinforce(checkpoint, log)
+                    if _RESULTS_BEFORE_RL in manifest.logs:
+                        self._evaluation_offsets = {_RESULTS_BEFORE_RL: manifest.logs[_RESULTS_BEFORE_RL]}
+                elif (self.folder / _RESULTS_BEFORE_RL).exists():
+                    self._evaluation_offsets = {_RESULTS_BEFORE_RL: measure_offset(self.folder / _RESULTS_BEFORE_RL)}
+                self._train_with_rl(checkpoint, log)
                 self._save(FINAL_MODEL)
 
     def _save(self, name: str) -> None:
@@ -225,10 +227,9 @@ class Job:
     def _open(self) -> None:
         """Load the model and start its sampler.
 
-        For one seed every variant starts from the same initial weights, and from the same other weights where its warm
-        start begins again.
+        Initial weights depend on the seed and the attempt at the warm start only, so variants start from the same ones.
         """
-        # In RL an adapter stands on the weights of the warm start, which then are the frozen reference as well.
+        # In RL the adapter is on top of the warm-started weights, which are also the frozen reference.
         base = self.folder / WARM_START if self.config.lora and self.state.stage == "rl" else None
         self.model = self.language.load(self._initial_seed("weights"), base)
         self._add_lora()
@@ -249,7 +250,7 @@ class Job:
         # A sampler without this option uses the model's dtype.
         dtype = getattr(self.sampler_spec, "dtype", None)
         workers = RolloutWorkers(config.cluster, spec, None if dtype is None else getattr(torch, dtype))
-        self._elsewhere.append(workers)
+        self._other_processes.append(workers)
         return RolloutPool(self.language, limits, workers)
 
     def _add_lora(self) -> None:
@@ -260,7 +261,7 @@ class Job:
             add_lora(self.model, options, self._initial_seed("lora", self.state.stage))
 
     def _initial_seed(self, what: str, *key: str) -> int:
-        # The key of the first attempt has no number, so that runs of before there were attempts keep their weights.
+        # The first attempt has no number in the key: runs from before there were attempts keep their weights.
         attempt = (self.state.attempt,) if self.state.attempt else ()
         return stream_seed(what, self.id.seed, *key, *attempt)
 
@@ -273,7 +274,7 @@ class Job:
         else:
             reference = None
             if needs_reference:
-                # Below an adapter the model still has the weights of the warm start.
+                # Without its adapter the model still has the weights of the warm start.
                 has_adapter = self.config.lora is not None
                 reference = self.model if has_adapter else self.language.load(0, self.folder / WARM_START)
             learner = Learner(
@@ -324,7 +325,7 @@ class Job:
             self._open()
 
     def _attempt_warm_start(self, checkpoint: Path | None, log: MetricsLog) -> bool:
-        """Return whether this attempt is the one to keep."""
+        """Attempt the warm start once. Return False if a phase missed its accuracy and another attempt is left."""
         config = self.variant.warmstart
         learner = self._make_learner("warmstart", checkpoint)
         state = self.state
@@ -362,7 +363,7 @@ class Job:
             log.write("probe", step, {"attempt": self.state.attempt, **probe.metrics(), **used})
             self.on_progress("warm start", progress, str(probe))
 
-    def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
+    def _train_with_rl(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config = self.variant.rl
         learner = self._make_learner("rl", checkpoint)
         menu = make_task_menu(self.config, self.id.variant, self.families)
@@ -424,7 +425,7 @@ class Job:
         return compute_probe_metrics(group_by_family(requests_by_family, records), config.probe_episodes)
 
     def _probes_due(self, progress: float) -> int:
-        # The small number makes up for rounding: 3 probes at a progress of 3 x (1 / 3) are 3.
+        # The small number makes up for rounding: the product may be just below a whole number.
         return math.floor(self.variant.rl.probes * progress + 1e-9)
 
     def _log_step(self, log: MetricsLog, step: TrainStep, probe_metrics: Mapping[str, float]) -> None:
@@ -476,8 +477,8 @@ class Job:
 
     def _checkpoint(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         trainer_state = {} if trainer is None else trainer.state_dict()
-        offsets = {**self._evaluated, **{name: log.offset() for name, log in self._logs.items()}}
-        manifest = CheckpointManifest(self._config_digest, offsets, self._warm_files)
+        offsets = {**self._evaluation_offsets, **{name: log.offset() for name, log in self._logs.items()}}
+        manifest = CheckpointManifest(self._config_digest, offsets, self._warm_start_digests)
         save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, trainer_state, manifest)
 
 
@@ -502,11 +503,7 @@ def check_contexts(config: RunConfig, variant: str, language: Language, sampler:
 
 
 def check_options(config: RunConfig, variant: str, sampler: SamplerSpec, ranks: Ranks | None = None) -> None:
-    """Have the sampler, the adapters and the cluster check their options against the rest of the config.
-
-    Raises:
-        ConfigError: two options do not fit.
-    """
+    """Raise `ConfigError` if options of the sampler, the adapters or the cluster do not fit the rest of the config."""
     rl = config.variants[variant].rl
     cluster = config.cluster
     lora = config.lora
@@ -537,7 +534,7 @@ def check_options(config: RunConfig, variant: str, sampler: SamplerSpec, ranks: 
 
 
 def check_stages(config: RunConfig, variant: str, stages: Stages) -> None:
-    """Have the cluster check its options against the stages of a variant. Raises `ConfigError`."""
+    """Raise `ConfigError` if the options of the cluster do not fit the stages of a variant."""
     rl = config.variants[variant].rl
     cluster = config.cluster
     limits = config.limits_of(variant)
@@ -546,8 +543,8 @@ def check_stages(config: RunConfig, variant: str, stages: Stages) -> None:
     contexts = stages.max_contexts(rl, limits)
     if contexts is not None:
         longest = _longest_context(limits) or config.micro_batch_tokens
-        most = most_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
-        check_ranks(cluster.learner_ranks, most, f"a mini-batch of variants.{variant}.rl, at its fullest,")
+        micro_batches = max_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
+        check_ranks(cluster.learner_ranks, micro_batches, f"a mini-batch of variants.{variant}.rl, at its fullest,")
     cluster.check_overlap(f"variants.{variant}.rl", rl.max_staleness, stages.rollout_keys_with_state())
 
 
