@@ -41,7 +41,7 @@ from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config, load_stored_config
 from selfcest_training.families import make_families
 from selfcest_training.shipped import find_model_folder
-from selfcest_training.stages.warmstart import demonstration_pool
+from selfcest_training.stages.warmstart import play_demonstrations
 from studies.runner import CONFIGS, Rerun, selfcest, store_json
 
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
@@ -83,7 +83,7 @@ def _contexts(config: RunConfig, variant: str) -> Iterator[int]:
     reward = make_reward(config.reward.name, **config.reward.options)
     for number, phase in enumerate(config.variants[variant].warmstart.phases):
         limits = config.limits_of(variant)
-        samples = demonstration_pool(language, limits, reward, families, phase, 0, number, SHOWN_TOKENS)
+        samples = play_demonstrations(language, limits, reward, families, phase, 0, number, SHOWN_TOKENS)
         yield max(map(len, samples))
 
 

@@ -54,7 +54,7 @@ from selfcest_training.credit.testing import check_assigner
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.base import RewardSchedule, TaskMenu, TaskSampler
 from selfcest_training.stages.registry import make_reward_schedule, make_task_sampler
-from selfcest_training.stages.warmstart import demonstration_pool
+from selfcest_training.stages.warmstart import play_demonstrations
 
 RIGHT = Grade(1.0, True, True)
 CLONES = (ROOT.child(0), ROOT.child(1))
@@ -687,7 +687,7 @@ def test_recipes_are_built_and_their_warm_starts_can_be_shown(name: str, variant
     limits = spec.limits_of(variant)
     openings = set()
     for index, phase in enumerate(job.variant.warmstart.phases):
-        pool = demonstration_pool(job.language, limits, job.reward, job.families, phase, 0, index, 1000)
+        pool = play_demonstrations(job.language, limits, job.reward, job.families, phase, 0, index, 1000)
         openings |= {job.language.codec.decode(one.token_ids[:2].tolist()) for one in pool if one.agent_id == ROOT}
     if name == "budgets":
         totals = job.stages.tasks.options.totals  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Status
 from selfcest_training.credit import Gated, Grpo
-from selfcest_training.learner.batch import Sample, bucketed, build_samples, collate
+from selfcest_training.learner.batch import Sample, bucket_by_length, build_samples, collate
 from selfcest_training.learner.losses import Clipped, entropies, kl_to_reference, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator, LossConfig, LossTermConfig, OptimizerConfig
 from selfcest_training.learner.update import Learner
@@ -124,7 +124,7 @@ def test_a_denominator_of_zero_is_refused() -> None:
 
 def test_buckets_hold_every_sample_once_within_the_limit() -> None:
     samples = samples_of(three_agents("a", 1.0), three_agents("b", 0.0))
-    buckets = list(bucketed(samples, max_tokens=12))
+    buckets = list(bucket_by_length(samples, max_tokens=12))
     assert sorted(id(s) for bucket in buckets for s in bucket) == sorted(id(s) for s in samples)
     assert all(len(bucket) * max(len(s) for s in bucket) <= 12 for bucket in buckets)
 

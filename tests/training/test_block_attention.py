@@ -15,7 +15,7 @@ from selfcest_training.learner import block_attention
 from selfcest_training.learner.batch import Sample
 from selfcest_training.learner.block_attention import BLOCK, NAME
 from selfcest_training.learner.options import ForwardOptions, Rows
-from selfcest_training.learner.tree_rows import TreeRow, collate_trees, tree_rows
+from selfcest_training.learner.tree_rows import TreeRow, build_tree_rows, collate_trees
 
 
 def group(prompt: int, completion: int, size: int, seed: int = 0) -> list[Sample]:
@@ -76,9 +76,9 @@ def test_gradients_are_those_of_padded_rows_and_other_tokens_are_not_looked_at(
 
 def test_strangers_share_a_row_where_what_is_not_seen_costs_nothing() -> None:
     samples = group(300, 64, 8) + group(300, 64, 8, seed=1)
-    assert [len(row) for row in tree_rows(samples, max_tokens=10_000, hidden_size=64)] == [812, 812]
-    assert [len(row) for row in tree_rows(samples, max_tokens=10_000, hidden_size=None)] == [1624]
-    assert [len(row) for row in tree_rows(samples, max_tokens=1200, hidden_size=None)] == [1176, 748]
+    assert [len(row) for row in build_tree_rows(samples, max_tokens=10_000, hidden_size=64)] == [812, 812]
+    assert [len(row) for row in build_tree_rows(samples, max_tokens=10_000, hidden_size=None)] == [1624]
+    assert [len(row) for row in build_tree_rows(samples, max_tokens=1200, hidden_size=None)] == [1176, 748]
     for attention, expected in (("sdpa", 1), ("eager", 2)):
         learner = learner_of(tiny(attention), Rows.TREE, 10_000)
         layouts = [batch.layout for batch in learner.micro_batches(samples)]

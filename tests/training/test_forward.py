@@ -32,7 +32,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import TokenBatch, collate
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions, OptimizerConfig, Precision, Rows
-from selfcest_training.learner.packed_rows import check_packed, collate_packed, packed
+from selfcest_training.learner.packed_rows import check_packed, collate_packed, pack_rows
 from selfcest_training.learner.tree_rows import TreeRow, collate_trees
 from selfcest_training.learner.update import Learner
 
@@ -263,7 +263,7 @@ def test_a_compiled_model_has_the_same_gradient() -> None:
 
 def test_a_packed_row_by_hand() -> None:
     contexts = [sample(1, 2, 11, prompt=2), sample(1, 7, 8, 9, prompt=1), sample(3, 4, prompt=1)]
-    assert [[len(one) for one in row] for row in packed(contexts, max_tokens=7)] == [[3, 4], [2]]
+    assert [[len(one) for one in row] for row in pack_rows(contexts, max_tokens=7)] == [[3, 4], [2]]
     batch = collate_packed(contexts, pad_id=0)
     layout = batch.layout
     assert layout is not None

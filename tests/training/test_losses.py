@@ -45,7 +45,7 @@ from selfcest_training.learner.options import (
     OptimizerConfig,
     Rows,
 )
-from selfcest_training.learner.update import Learner, check_agreement, mean_metrics, reference_logprobs_of
+from selfcest_training.learner.update import ForwardOutput, Learner, check_agreement, mean_metrics, select_old_logprobs
 
 # By hand: four tokens in two rows, the last of the second outside the mask.
 OLD = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])
@@ -243,8 +243,8 @@ def test_without_weights_nothing_is_frozen_and_the_sampler_is_the_reference() ->
     assert learner.attach_old_logprobs([samples[:4], samples[4:]], LossConfig()) == [samples[:4], samples[4:]]
     batch = collate(samples, pad_id=0)
     logprobs = learner.logprobs(batch)
-    assert reference_logprobs_of(Importance(), batch, logprobs) is batch.behavior_logprobs
-    own = reference_logprobs_of(Importance(ImportanceLevel.TOKEN), batch, logprobs)
+    assert select_old_logprobs(Importance(), batch, logprobs) is batch.behavior_logprobs
+    own = select_old_logprobs(Importance(ImportanceLevel.TOKEN), batch, logprobs)
     assert torch.equal(own, logprobs)
     assert not own.requires_grad
 
@@ -314,8 +314,8 @@ def test_a_loss_of_your_own_trains(name: str) -> None:
     usual.policy_step(samples, LossConfig("cispo", importance=Importance(ImportanceLevel.TOKEN, cap=math.inf)))
     # The usual one weighs tokens by the ratio to the sampler; with a sampler that is the learner both are REINFORCE.
     assert not torch.allclose(found[0], 2 * expected[0])
-    exact = [s for batch in usual.micro_batches(samples) for s in batch.with_old_logprobs(usual.logprobs(batch))]
-    fresh = [replace(s, behavior_logprobs=s.old_logprobs, old_logprobs=None) for s in exact]
+    logprobs, _ = usual.compute(samples, ForwardOutput.LOGPROBS)
+    fresh = [replace(sample, behavior_logprobs=row) for sample, row in zip(samples, logprobs, strict=True)]
     doubled.model.load_state_dict(usual.model.state_dict())
     doubled.policy_step(fresh, config)
     usual.policy_step(fresh, LossConfig("cispo", importance=Importance(ImportanceLevel.TOKEN, cap=math.inf)))
@@ -422,12 +422,10 @@ def test_agreement_is_exact_in_float32_and_on_average_otherwise() -> None:
     learner = learner_of(tiny())
     for shift, exact, average in ((0.0, True, True), (0.1, False, True), (0.4, False, False)):
         rng = random.Random(0)
-        measured = [
-            s for batch in learner.micro_batches(samples) for s in batch.with_old_logprobs(learner.logprobs(batch))
-        ]
+        logprobs, _ = learner.compute(samples, ForwardOutput.LOGPROBS)
         fresh = [
-            replace(s, behavior_logprobs=s.old_logprobs + rng.choice((-shift, shift)) * s.loss_mask, old_logprobs=None)  # type: ignore[operator]
-            for s in measured
+            replace(sample, behavior_logprobs=row + rng.choice((-shift, shift)) * sample.loss_mask)
+            for sample, row in zip(samples, logprobs, strict=True)
         ]
         metrics = learner.policy_step(fresh, LossConfig())
         assert metrics.mean_logprob_gap == pytest.approx(shift, abs=1e-5)

@@ -323,10 +323,10 @@ def test_a_dropped_group_leaves_the_numerator_and_never_the_denominator(
 
     def spy(groups: Any, *arguments: Any, planned_episodes: int, **named: Any) -> Any:
         seen.append((len(groups), planned_episodes))
-        return mini_batches(groups, *arguments, planned_episodes=planned_episodes, **named)
+        return split_into_mini_batches(groups, *arguments, planned_episodes=planned_episodes, **named)
 
-    mini_batches = trainer.mini_batches
-    monkeypatch.setattr(trainer, "mini_batches", spy)
+    split_into_mini_batches = trainer.split_into_mini_batches
+    monkeypatch.setattr(trainer, "split_into_mini_batches", spy)
     job = play(flaky_run(tmp_path, ["s0.g0.e1/root/turn0"], 99))
     assert seen == [(3, 32), (4, 32)]
     assert [row["dropped_groups"] for row in rows(job)] == [1, 0]

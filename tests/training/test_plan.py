@@ -32,7 +32,13 @@ from selfcest_env.types import Limits
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import load_config
-from selfcest_training.learner.footprint import RowShape, pass_bytes, record_peak, run_one_pass, without_weights
+from selfcest_training.learner.footprint import (
+    RowShape,
+    build_weightless_model,
+    measure_pass_bytes,
+    record_peak,
+    run_one_pass,
+)
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions, LossConfig, LossTermConfig, OptimizerConfig, Precision
 from selfcest_training.learner.update import Learner
@@ -169,7 +175,8 @@ def test_what_a_rank_loads_before_it_shards_is_the_machine_s(reference: bool) ->
 def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
     """What the allocator held at most in a real pass, with gradients of an earlier one."""
     with torch.device("cpu"):
-        model: Any = without_weights(config, torch.float32, config._attn_implementation, lora).to_empty(device="cpu")
+        weightless: Any = build_weightless_model(config, torch.float32, config._attn_implementation, lora)
+        model: Any = weightless.to_empty(device="cpu")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -184,8 +191,8 @@ def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: Forwar
 
 
 def estimated(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
-    make = partial(without_weights, dtype=torch.float32, attention=config._attn_implementation, lora=lora)
-    return pass_bytes(make, config, forward, rows)
+    make = partial(build_weightless_model, dtype=torch.float32, attention=config._attn_implementation, lora=lora)
+    return measure_pass_bytes(make, config, forward, rows)
 
 
 @pytest.mark.parametrize(
@@ -211,12 +218,12 @@ def test_activations_are_what_the_allocator_holds(
 
 def test_what_layers_add_is_the_same_for_each() -> None:
     config = build_tiny(TinyConfig(hidden_size=16, num_layers=5), 0).config
-    make = partial(without_weights, dtype=torch.float32, attention="sdpa")
+    make = partial(build_weightless_model, dtype=torch.float32, attention="sdpa")
     forward, rows = ForwardOptions(gradient_checkpointing=True), RowShape(4, 64, dense=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("selfcest_training.learner.footprint._FEW_LAYERS", (5, 5))
-        whole = pass_bytes(make, config, forward, rows)
-    assert pass_bytes(make, config, forward, rows) == whole
+        whole = measure_pass_bytes(make, config, forward, rows)
+    assert measure_pass_bytes(make, config, forward, rows) == whole
 
 
 @pytest.mark.slow

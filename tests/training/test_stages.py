@@ -27,7 +27,7 @@ from selfcest_env.reward import make_reward
 from selfcest_training.config import RLConfig, RunConfig
 from selfcest_training.credit import SCHEMES, Credit, CreditAssigner, Rloo, assign_step, make_assigner, overrides
 from selfcest_training.credit.registry import check_scheme
-from selfcest_training.learner.batch import build_samples, mini_batches
+from selfcest_training.learner.batch import build_samples, split_into_mini_batches
 from selfcest_training.learner.options import Denominator
 from selfcest_training.run.checkpoint import _extract_tensors, _insert_tensors, list_checkpoints, read_trainer_state
 from selfcest_training.run.job import Job, JobId
@@ -109,7 +109,7 @@ def test_twenty_three_groups_in_two_are_two_steps_of_the_planned_denominator() -
     groups = [pair(f"g{i}", 1.0, 0.0) for i in range(23)]
     credits = [Rloo().assign(each, {}) for each in groups]
     options = {"denominator": Denominator.CONSTANT, "constant": 10.0}
-    halves = mini_batches(groups, credits, 2, planned_episodes=48, **options)
+    halves = split_into_mini_batches(groups, credits, 2, planned_episodes=48, **options)
     assert [len(samples) for samples in halves] == [11 * 2 * 3, 12 * 2 * 3], "three agents an episode"
     assert {sample.weight for samples in halves for sample in samples} == {1 / (24 * 10)}
 
@@ -118,7 +118,7 @@ def test_a_whole_step_is_cut_as_if_nothing_had_been_planned() -> None:
     groups = [pair(f"g{i}", 1.0, 0.0) for i in range(4)]
     credits = [Rloo().assign(each, {}) for each in groups]
     options = {"denominator": Denominator.EPISODE_MEAN, "constant": 1.0}
-    (first, _) = mini_batches(groups, credits, 2, planned_episodes=8, **options)
+    (first, _) = split_into_mini_batches(groups, credits, 2, planned_episodes=8, **options)
     alone = build_samples(groups[:2], credits[:2], **options)
     assert [(sample.episode_id, sample.weight) for sample in first] == [(s.episode_id, s.weight) for s in alone]
 
@@ -126,7 +126,7 @@ def test_a_whole_step_is_cut_as_if_nothing_had_been_planned() -> None:
 def test_fewer_groups_than_mini_batches_leave_some_empty() -> None:
     groups = [pair("g0", 1.0, 0.0)]
     options = {"denominator": Denominator.CONSTANT, "constant": 1.0, "planned_episodes": 6}
-    sizes = [len(samples) for samples in mini_batches(groups, [Rloo().assign(groups[0], {})], 3, **options)]
+    sizes = [len(samples) for samples in split_into_mini_batches(groups, [Rloo().assign(groups[0], {})], 3, **options)]
     assert sizes == [0, 0, 6]
 
 
@@ -151,7 +151,7 @@ def test_a_return_is_the_weighted_sum_of_unweighted_terms() -> None:
 
 
 def test_a_weight_of_no_term_is_an_error() -> None:
-    with pytest.raises(RewardError, match="no term 'token_costs'.*Did you mean 'token_cost'"):
+    with pytest.raises(RewardError, match="'token_costs', which is no term .*Did you mean 'token_cost'"):
         make_reward("default").score(three_agents("e", 1.0), {"token_costs": 1.0})
     with pytest.raises(RewardError, match="'correct'.*expected a finite number"):
         make_reward("default").score(three_agents("e", 1.0), {"correct": float("inf")})
@@ -159,7 +159,7 @@ def test_a_weight_of_no_term_is_an_error() -> None:
 
 def test_a_schedule_of_an_unknown_term_stops_before_any_work(tmp_path: Path) -> None:
     schedule = {"name": "constant", "options": {"terms": {"clone_cost": 0.0}}}
-    with pytest.raises(RewardError, match="no term 'clone_cost'"):
+    with pytest.raises(RewardError, match="'clone_cost', which is no term"):
         Job(config(tmp_path, **{f"{RL}__reward_schedule": schedule}), JobId("delegating", 0), lambda *_: None)
 
 

@@ -30,7 +30,7 @@ from selfcest_training.learner.options import (
     OptimizerConfig,
     Rows,
 )
-from selfcest_training.learner.tree_rows import TreeRow, collate_trees, tree_rows
+from selfcest_training.learner.tree_rows import TreeRow, build_tree_rows, collate_trees
 from selfcest_training.learner.update import Learner
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
@@ -146,7 +146,7 @@ CONTEXTS = [sample(1, 2, 11, prompt=2), sample(1, 2, 10, prompt=2), sample(1, 2,
 
 
 def test_a_row_by_hand() -> None:
-    (row,) = tree_rows(CONTEXTS, max_tokens=100, hidden_size=1000)
+    (row,) = build_tree_rows(CONTEXTS, max_tokens=100, hidden_size=1000)
     assert [s.token_ids.tolist() for s in row.samples] == [[1, 2, 10], [1, 2, 10, 5], [1, 2, 11]]
     assert row.shared == (0, 3, 2)
     assert len(row) == 5
@@ -183,18 +183,18 @@ def test_a_group_shares_its_prompt_and_strangers_do_not_meet() -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(20, 90, 300).tolist() for _ in range(2)]
     samples = [sample(5, *prompts[i % 2], *rng.integers(20, 90, 63), prompt=301) for i in range(16)]
-    rows = tree_rows(samples, max_tokens=10_000, hidden_size=64)
+    rows = build_tree_rows(samples, max_tokens=10_000, hidden_size=64)
     # 1 + 300 + 8 x 63 ids; that both begin with 5 is worth no common attention
     assert [len(row) for row in rows] == [805, 805]
     # 1 + 300 + 5 x 63 = 616 fit into 620, and the other three begin another row
-    assert [len(row) for row in tree_rows(samples, max_tokens=620, hidden_size=64)] == [616, 490, 616, 490]
+    assert [len(row) for row in build_tree_rows(samples, max_tokens=620, hidden_size=64)] == [616, 490, 616, 490]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("max_tokens", [1, 60, 10_000])
 def test_rows_hold_every_sample_once_within_the_limit_and_every_prefix_once(seed: int, max_tokens: int) -> None:
     samples, _ = random_samples(seed)
-    rows = tree_rows(samples, max_tokens=max_tokens, hidden_size=64)
+    rows = build_tree_rows(samples, max_tokens=max_tokens, hidden_size=64)
     assert sorted(id(s) for row in rows for s in row.samples) == sorted(map(id, samples))
     for row in rows:
         assert len(row) <= max_tokens or len(row.samples) == 1
@@ -255,12 +255,12 @@ def test_grouped_query_attention_has_the_same_gradient() -> None:
     samples = [sample(*SHARED, *random_ids(random.Random(i), 5, 9), prompt=3, advantage=(-1.0) ** i) for i in range(5)]
     padded = gradient(model, samples, Rows.BUCKETED, 1000)
     assert difference(gradient(model, samples, Rows.TREE, 1000), padded) < 1e-9
-    assert len(tree_rows(samples, max_tokens=1000, hidden_size=32)) == 1
+    assert len(build_tree_rows(samples, max_tokens=1000, hidden_size=32)) == 1
 
 
 def test_samples_that_share_every_id_keep_their_own_credit() -> None:
     twins = [sample(1, 2, 3, 4, 5, prompt=3, advantage=a, weight=w) for a, w in ((2.0, 0.5), (-1.0, 0.25))]
-    (row,) = tree_rows(twins, max_tokens=100, hidden_size=64)
+    (row,) = build_tree_rows(twins, max_tokens=100, hidden_size=64)
     assert len(row) == 5
     model = in_double(tiny())
     expected = gradient(model, twins[:1], Rows.BUCKETED, 100) + gradient(model, twins[1:], Rows.BUCKETED, 100)
@@ -278,7 +278,7 @@ def test_metrics_and_denominators_are_those_of_bucketed_rows_and_shared_ids_coun
     assert tree.terms == pytest.approx(bucketed.terms, rel=1e-4)
     assert tree.num_rows == bucketed.num_rows == len(samples)
     assert bucketed.trained_tokens == sum(map(len, samples))
-    assert tree.trained_tokens == sum(map(len, tree_rows(samples, max_tokens=500, hidden_size=SHAPE.hidden_size)))
+    assert tree.trained_tokens == sum(map(len, build_tree_rows(samples, max_tokens=500, hidden_size=SHAPE.hidden_size)))
     assert tree.trained_tokens < bucketed.trained_tokens
 
 
@@ -312,7 +312,7 @@ def test_an_excluded_agent_gives_no_row_and_leaves_the_weights() -> None:
     one = EpisodeGroup(TASK, (EpisodeRecord("e", TASK, Limits(), 0, (root, failed), {"correct": 1.0}),))
     credit = Credit({TurnKey("e", ROOT, 0): 1.0}, frozenset({TurnKey("e", ROOT.child(0), 0)}))
     samples = build_samples([one], [credit], denominator=Denominator.EPISODE_MEAN, constant=1.0)
-    (row,) = tree_rows(samples, max_tokens=100, hidden_size=64)
+    (row,) = build_tree_rows(samples, max_tokens=100, hidden_size=64)
     # 2 + 2 generated ids of one episode, excluded ones too
     assert [(s.agent_id, s.weight) for s in row.samples] == [(ROOT, 1 / 4)]
 

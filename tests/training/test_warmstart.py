@@ -27,7 +27,7 @@ from selfcest_eval.report.jobs import describe_failed_warm_starts, describe_rest
 from selfcest_training.config import RunConfig
 from selfcest_training.families import TEST_FRACTION, make_families
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.warmstart import Probe, demonstration_pool
+from selfcest_training.stages.warmstart import Probe, play_demonstrations
 
 BOTH = {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}
 DELEGATING = JobId("delegating", 0)
@@ -51,7 +51,7 @@ def shown(spec: RunConfig, pools: int) -> int:
     warm_start, families = spec.variants["delegating"].warmstart, make_families(spec.tasks, "train")
     language, reward = language_of(spec.model), make_reward(spec.reward.name)
     drawn = (
-        demonstration_pool(
+        play_demonstrations(
             language, spec.limits, reward, families, warm_start.phases[0], 0, pool, warm_start.pool_tokens
         )
         for pool in range(pools)

@@ -21,7 +21,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_training.config import RLConfig
 from selfcest_training.credit import fit
-from selfcest_training.learner.batch import mini_batches
+from selfcest_training.learner.batch import split_into_mini_batches
 from selfcest_training.learner.internals import compute_internals
 from selfcest_training.learner.update import LearnerProtocol, check_agreement, mean_metrics
 from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeline
@@ -161,7 +161,7 @@ class Trainer:
                 # Loss denominators count the first round only: they must not depend on what a filter drops or refills.
                 planned_episodes = sum(plan.num_rollouts for plan in planned)
             if new_groups:
-                # Not the further groups: outcomes decided which tasks they are of, so they would bias success rates.
+                # Not the further groups: outcomes decided which tasks they repeat, so they would bias success rates.
                 observe(stages.tasks, step, new_groups)
             if new_groups or further_groups:
                 observe(stages.rewards, step, [*new_groups, *further_groups])
@@ -184,7 +184,7 @@ class Trainer:
     def update(self, batch: RolloutBatch, credit: StepCredit) -> dict[str, float]:
         """Make `minibatches` optimiser steps. A mini-batch without anything to train makes none, and metrics say so."""
         staleness = batch.staleness(self.next_step)
-        batches = mini_batches(
+        batches = split_into_mini_batches(
             batch.train_groups,
             credit.credits,
             self.config.minibatches,

@@ -1,13 +1,13 @@
-"""From records and credit to samples, and from samples to token batches. One sample is one agent's context.
+"""Builds samples from records and credit, and token batches from samples. One sample is one agent's context.
 
-Loss denominators count episodes or a constant, never rows, clones or trained tokens. So the way in which an episode is
-cut into rows cannot change its weight (rule 8 of the design).
+Loss denominators count episodes and their generated tokens or a constant, never rows, clones or trained tokens. So the
+way in which an episode is cut into rows cannot change its weight (rule 8 of the design).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TypeVar
 
@@ -62,8 +62,8 @@ class RowLayout:
     Attributes:
         token_ids: [R, N].
         positions: [R, N] position of a token in its own context; `None`: its column.
-        visible: [R, N, N] True where the token of the first column attends to the token of the second; `None`: each
-            token attends to its context, from the last column with position 0 up to its own column.
+        visible: [R, N, N] `visible[r, i, j]` is True where the token of column i attends to that of column j; `None`:
+            each token attends to its own context, which begins at the last column with position 0.
         sources: [2, M] row and column of the token before each trained token, in the order of `loss_mask`.
     """
 
@@ -100,11 +100,11 @@ class TokenBatch:
         """Return the batch with its tensors on the device."""
         return _move(self, device)
 
-    def with_old_logprobs(self, logprobs: Tensor) -> list[Sample]:
-        """Return the samples with their rows of `logprobs` [B, T], from any device, as `old_logprobs`."""
-        rows = torch.where(self.loss_mask, logprobs.detach(), 0.0).cpu().numpy()
-        pairs = zip(self.samples, rows, strict=True)
-        return [replace(sample, old_logprobs=row[: len(sample)].copy()) for sample, row in pairs]
+    def unpad(self, values: Tensor) -> list[np.ndarray]:
+        """Return, for each sample, its row of `values` [B, ..., T] without the padding."""
+        rows = zip(self.samples, values.detach().cpu().numpy(), strict=True)
+        # Copies, because a view would keep the whole batch in memory.
+        return [row[..., : len(sample)].copy() for sample, row in rows]
 
 
 Tensors = TypeVar("Tensors", RowLayout, TokenBatch)
@@ -120,7 +120,7 @@ def _move(tensors: Tensors, device: torch.device) -> Tensors:
     return type(tensors)(**values)
 
 
-def mini_batches(
+def split_into_mini_batches(
     groups: Sequence[EpisodeGroup],
     credits: Sequence[Credit],
     count: int,
@@ -200,13 +200,13 @@ def build_samples(
                 records.append((record, weights[record.episode_id]))
         for record, weight in records:
             for agent in record.agents:
-                sample = agent_sample(record.episode_id, agent, credit, weight)
+                sample = build_sample(record.episode_id, agent, credit, weight)
                 if sample is not None:
                     samples.append(sample)
     return samples
 
 
-def agent_sample(episode_id: str, agent: AgentRecord, credit: Credit, weight: float) -> Sample | None:
+def build_sample(episode_id: str, agent: AgentRecord, credit: Credit, weight: float) -> Sample | None:
     """Build the sample of one agent's context.
 
     Args:
@@ -227,22 +227,17 @@ def agent_sample(episode_id: str, agent: AgentRecord, credit: Credit, weight: fl
     advantages = np.zeros(len(ids), dtype=np.float32)
     temperature = np.ones(len(ids), dtype=np.float32)
     turn_weights = np.ones(len(ids), dtype=np.float32)
-    position = 0
-    for index, turn in enumerate(agent.turns):
-        generation = turn.generation
-        key = TurnKey(episode_id, agent.agent_id, index)
-        if not generation.token_ids:
+    for (key, span), turn in zip(find_turn_spans(episode_id, agent).items(), agent.turns, strict=True):
+        if not turn.generation.token_ids:
             raise ConfigError(
                 f"{key} has no token ids; only episodes sampled by a token-level policy can be trained on"
             )
-        start = position + len(generation.prompt_ids)
-        position = start + len(generation.token_ids)
         if key in credit.advantage:
-            loss_mask[start:position] = True
-            behavior[start:position] = generation.behavior_logprobs
-            advantages[start:position] = credit.advantage[key]
-            turn_weights[start:position] = credit.weight.get(key, 1.0)
-            temperature[start:position] = generation.temperature
+            loss_mask[span] = True
+            behavior[span] = turn.generation.behavior_logprobs
+            advantages[span] = credit.advantage[key]
+            turn_weights[span] = credit.weight.get(key, 1.0)
+            temperature[span] = turn.generation.temperature
     if not loss_mask.any():
         return None
     return Sample(
@@ -257,10 +252,21 @@ def agent_sample(episode_id: str, agent: AgentRecord, credit: Credit, weight: fl
     )
 
 
+def find_turn_spans(episode_id: str, agent: AgentRecord) -> dict[TurnKey, slice]:
+    """Find the generated ids of each turn in the agent's context."""
+    spans = {}
+    end = 0
+    for index, turn in enumerate(agent.turns):
+        start = end + len(turn.generation.prompt_ids)
+        end = start + len(turn.generation.token_ids)
+        spans[TurnKey(episode_id, agent.agent_id, index)] = slice(start, end)
+    return spans
+
+
 Row = TypeVar("Row", bound=Sized)
 
 
-def bucketed(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+def bucket_by_length(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
     """Yield micro-batches of rows of similar length, of at most `max_tokens` padded ids each or of a single row."""
     bucket: list[Row] = []
     for row in sorted(rows, key=len):

@@ -54,7 +54,7 @@ AttentionInterface.register(NAME, block_attention)
 
 
 @contextmanager
-def in_blocks(model: PreTrainedModel) -> Iterator[None]:
+def use_block_attention(model: PreTrainedModel) -> Iterator[None]:
     """Use attention in blocks instead of transformers' `sdpa`, for passes with a dense mask."""
     config = model.config.get_text_config()
     previous = config._attn_implementation
@@ -65,10 +65,12 @@ def in_blocks(model: PreTrainedModel) -> Iterator[None]:
         config._attn_implementation = previous
 
 
-def same_attention(model: PreTrainedModel) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def make_layer_contexts(
+    model: PreTrainedModel,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a checkpointed layer's forward pass and of its recomputation, with the same attention.
 
-    The recomputation happens in the backward pass, outside the block of `in_blocks`.
+    The recomputation happens in the backward pass, outside the block of `use_block_attention`.
     """
     uses_blocks = model.config.get_text_config()._attn_implementation == NAME
-    return nullcontext(), in_blocks(model) if uses_blocks else nullcontext()
+    return nullcontext(), use_block_attention(model) if uses_blocks else nullcontext()

@@ -79,7 +79,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= size
 
 
-def without_weights(
+def build_weightless_model(
     config: PreTrainedConfig, dtype: torch.dtype, attention: str, lora: LoraOptions | None = None
 ) -> PreTrainedModel:
     """Build the model and its adapter with parameters that have shapes and no data (the meta device)."""
@@ -93,7 +93,7 @@ def without_weights(
     return model
 
 
-def pass_bytes(
+def measure_pass_bytes(
     make: Callable[[PreTrainedConfig], PreTrainedModel],
     config: PreTrainedConfig,
     forward: ForwardOptions,
@@ -104,7 +104,7 @@ def pass_bytes(
     All ids of a row except its first are trained, and the gradients of an earlier micro-batch exist already.
 
     Args:
-        make: builds the model `without_weights` from a config.
+        make: builds a model without weights from a config, see `build_weightless_model`.
         config: of the full model.
         forward: options of the forward pass.
         rows: shape of the micro-batch.

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, TokenBatch
-from selfcest_training.learner.block_attention import in_blocks, same_attention
+from selfcest_training.learner.block_attention import make_layer_contexts, use_block_attention
 from selfcest_training.learner.losses.functions import chosen_logprobs, entropies
 from selfcest_training.learner.options import ForwardOptions, Precision
 
@@ -56,7 +56,7 @@ class Forward:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether tree rows use attention in blocks, where pairs of tokens that do not attend cost next to nothing."""
+        """Whether tree rows use attention in blocks, which skips most pairs of tokens that do not attend."""
         attention = self.model.config.get_text_config()._attn_implementation
         return self.model.device.type == "cpu" and attention == "sdpa" and not self.options.compile
 
@@ -77,17 +77,12 @@ class Forward:
         layout = _layout_of(batch)
         decoder, _ = _split_output_layer(self.model)
         with self._precision_and_attention(layout):
-            states: Tensor = decoder(
-                input_ids=layout.token_ids,
-                attention_mask=self._attention_mask(layout),
-                position_ids=layout.positions,
-                use_cache=False,
-            ).last_hidden_state
+            states: Tensor = decoder(**self._make_inputs(layout)).last_hidden_state
         rows, columns = layout.sources
         return states[rows, columns].float()
 
     def _compute_per_token(self, batch: TokenBatch, function: LogitFunction) -> Tensor:
-        """Return [B, T, ...] the function of the logits that predict each trained id, 0 elsewhere."""
+        """Return [B, T, ...] the values of `function` at the trained ids, 0 elsewhere."""
         # The logits at position t - 1 predict the id at t, hence the shift by one.
         trained = batch.loss_mask[:, 1:]
         layout = _layout_of(batch)
@@ -104,29 +99,23 @@ class Forward:
     def compute_at(
         self, layout: RowLayout, ids: Tensor, temperature: Tensor, function: LogitFunction = chosen_logprobs
     ) -> Tensor:
-        """Return [M, ...] the function of the logits at `layout.sources`, of ids [M] at temperature [M]."""
+        """Return [M, ...] the values of `function` for the logits at `layout.sources`, ids [M], temperature [M]."""
         with self._precision_and_attention(layout), self._checkpointing():
             return self._compute_at(layout, ids, temperature, function)
 
     def _compute_at(self, layout: RowLayout, ids: Tensor, temperature: Tensor, function: LogitFunction) -> Tensor:
-        run = partial(
-            self._trunk,
-            input_ids=layout.token_ids,
-            attention_mask=self._attention_mask(layout),
-            position_ids=layout.positions,
-            use_cache=False,
-        )
+        inputs = self._make_inputs(layout)
         rows, columns = layout.sources
         if not self.options.logit_chunk:
             needed_columns, columns = torch.unique(columns, return_inverse=True)
-            logits = run(logits_to_keep=needed_columns).logits
+            logits = self._trunk(**inputs, logits_to_keep=needed_columns).logits
             if logits.shape[1] != len(needed_columns):
                 raise ConfigError(
                     f"forward.logit_chunk is 0 and {type(self.model).__name__} computes the logits of all positions, "
                     "since it ignores logits_to_keep; set forward.logit_chunk to 256"
                 )
             return function(logits[rows, columns], ids, temperature)
-        hidden = run().last_hidden_state[rows, columns]
+        hidden = self._trunk(**inputs).last_hidden_state[rows, columns]
         size = self.options.logit_chunk
         chunks = zip(*(values.split(size) for values in (hidden, ids, temperature)), strict=True)
         # Each chunk's logits are freed after use and recomputed in the backward pass.
@@ -135,6 +124,15 @@ class Forward:
 
     def _apply_head(self, hidden: Tensor, ids: Tensor, temperature: Tensor, function: LogitFunction) -> Tensor:
         return function(self._head(hidden), ids, temperature)
+
+    def _make_inputs(self, layout: RowLayout) -> dict[str, Any]:
+        """Make the arguments of the model's forward pass."""
+        return {
+            "input_ids": layout.token_ids,
+            "attention_mask": self._attention_mask(layout),
+            "position_ids": layout.positions,
+            "use_cache": False,
+        }
 
     def _attention_mask(self, layout: RowLayout) -> Tensor | None:
         """Return an additive mask, because eager attention adds the mask: True would add 1."""
@@ -151,7 +149,8 @@ class Forward:
 
     @contextmanager
     def _precision_and_attention(self, layout: RowLayout) -> Iterator[None]:
-        attention = in_blocks(self.model) if layout.visible is not None and self.in_blocks else nullcontext()
+        uses_blocks = layout.visible is not None and self.in_blocks
+        attention = use_block_attention(self.model) if uses_blocks else nullcontext()
         precision = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half)
         with precision, attention:
             yield
@@ -233,6 +232,6 @@ def _checkpointed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLa
             f"forward.gradient_checkpointing is true and {type(model).__name__} has no layers that transformers can "
             "checkpoint; set it to false"
         )
-    options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(same_attention, model)}
-    model.gradient_checkpointing_enable(options)
+    contexts = partial(make_layer_contexts, model)
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts})
     return layers

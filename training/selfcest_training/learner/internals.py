@@ -11,7 +11,7 @@ import numpy as np
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import Credit, Internal, TurnInternals
-from selfcest_training.learner.batch import Sample, agent_sample
+from selfcest_training.learner.batch import Sample, build_sample, find_turn_spans
 from selfcest_training.learner.update import ForwardOutput, LearnerProtocol
 
 _EMPTY = np.zeros(0, dtype=np.float32)
@@ -22,12 +22,12 @@ class _Context:
     """One agent's context with every generated token marked as trained, and the span of each turn in it."""
 
     sample: Sample
-    spans: Mapping[TurnKey, tuple[int, int]]
+    spans: Mapping[TurnKey, slice]
 
     @property
     def boundaries(self) -> list[int]:
         """Positions at which turns begin and end, sorted, each once."""
-        return sorted(set(chain.from_iterable(self.spans.values())))
+        return sorted(set(chain.from_iterable((span.start, span.stop) for span in self.spans.values())))
 
     def boundary_sample(self, pad_id: int) -> Sample:
         """Return a sample whose hidden states are those at the boundaries of turns.
@@ -78,24 +78,20 @@ def compute_internals(
         num_computed += num_tokens
         for context, states in zip(contexts, hidden, strict=True):
             row_of = {position: row for row, position in enumerate(context.boundaries)}
-            for key, (start, end) in context.spans.items():
-                internals[key] = replace(internals[key], before=states[row_of[start]], after=states[row_of[end]])
+            for key, span in context.spans.items():
+                before, after = states[row_of[span.start]], states[row_of[span.stop]]
+                internals[key] = replace(internals[key], before=before, after=after)
     if Internal.ENTROPY in kinds:
         outputs, num_tokens = learner.compute([context.sample for context in contexts], ForwardOutput.ENTROPY)
         num_computed += num_tokens
         for context, (logprobs, entropies) in zip(contexts, outputs, strict=True):
-            for key, (start, end) in context.spans.items():
-                internals[key] = replace(internals[key], logprobs=logprobs[start:end], entropies=entropies[start:end])
+            for key, span in context.spans.items():
+                internals[key] = replace(internals[key], logprobs=logprobs[span], entropies=entropies[span])
     return internals, num_computed
 
 
 def _context_of(episode_id: str, agent: AgentRecord) -> _Context:
-    spans = {}
-    position = 0
-    for index, turn in enumerate(agent.turns):
-        start = position + len(turn.generation.prompt_ids)
-        position = start + len(turn.generation.token_ids)
-        spans[TurnKey(episode_id, agent.agent_id, index)] = start, position
-    sample = agent_sample(episode_id, agent, Credit(dict.fromkeys(spans, 0.0)), 1.0)
+    spans = find_turn_spans(episode_id, agent)
+    sample = build_sample(episode_id, agent, Credit(dict.fromkeys(spans, 0.0)), 1.0)
     assert sample is not None, "each of its turns is marked"
     return _Context(sample, spans)

@@ -21,7 +21,7 @@ DENSE = ("eager", "sdpa")
 SPARSE = ("flash_attention_2", "flash_attention_3", "flex_attention")
 
 
-def packed(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
+def pack_rows(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
     """Yield rows of consecutive samples, each of at most `max_tokens` ids or of a single sample."""
     row: list[Sample] = []
     for sample in samples:

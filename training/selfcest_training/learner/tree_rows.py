@@ -21,9 +21,9 @@ import torch
 from transformers import PreTrainedModel
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.learner.batch import RowLayout, Sample, TokenBatch, bucketed, collate
+from selfcest_training.learner.batch import RowLayout, Sample, TokenBatch, bucket_by_length, collate
 from selfcest_training.learner.options import Rows
-from selfcest_training.learner.packed_rows import DENSE, check_packed, collate_packed, packed
+from selfcest_training.learner.packed_rows import DENSE, check_packed, collate_packed, pack_rows
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TreeRow:
             yield path
 
 
-def tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int | None) -> list[TreeRow]:
+def build_tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int | None) -> list[TreeRow]:
     """Join samples into rows of at most `max_tokens` ids (or of a single sample), where joining saves work.
 
     Args:
@@ -125,21 +125,21 @@ def cut_into_micro_batches(
     """Yield micro-batches of at most `max_tokens` padded ids (or of a single row) that hold every sample once."""
     unshared = samples
     if rows == Rows.PACKED:
-        for row in packed(samples, max_tokens):
+        for row in pack_rows(samples, max_tokens):
             yield MicroBatch(tuple(row), sum(map(len, row)), partial(collate_packed, row))
         return
     if rows == Rows.TREE:
-        trees = tree_rows(samples, max_tokens=max_tokens, hidden_size=hidden_size)
+        trees = build_tree_rows(samples, max_tokens=max_tokens, hidden_size=hidden_size)
         unshared = [tree.samples[0] for tree in trees if len(tree.samples) == 1]
-        for bucket in bucketed([tree for tree in trees if len(tree.samples) > 1], max_tokens):
+        for bucket in bucket_by_length([tree for tree in trees if len(tree.samples) > 1], max_tokens):
             tree_samples = tuple(chain.from_iterable(tree.samples for tree in bucket))
             yield MicroBatch(tree_samples, len(bucket) * max(map(len, bucket)), partial(collate_trees, bucket))
-    for row_samples in bucketed(unshared, max_tokens):
+    for row_samples in bucket_by_length(unshared, max_tokens):
         size = len(row_samples) * max(map(len, row_samples))
         yield MicroBatch(tuple(row_samples), size, partial(collate, row_samples))
 
 
-def most_micro_batches(samples: int, longest: int, rows: Rows, *, max_tokens: int) -> int:
+def max_micro_batches(samples: int, longest: int, rows: Rows, *, max_tokens: int) -> int:
     """Return an upper bound on the number of micro-batches of `samples` samples with at most `longest` ids each."""
     # Tree rows are joined depending on their ids, so each sample may stay in a micro-batch of its own. Otherwise a
     # micro-batch holds at least as many samples as the longest ones fit into it.

@@ -56,7 +56,7 @@ class UpdateMetrics:
         grad_norm: norm of the whole gradient before clipping.
         role_grad_norms: norm per role before clipping, where each role has an adapter of its own; else empty.
         terms: mean of each added loss term by name, before its weight.
-        mean_ratio: mean of exp(log-prob now - reference log-prob); see `reference_logprobs_of`.
+        mean_ratio: mean of the loss's ratio exp(log-prob now - old log-prob); see `select_old_logprobs`.
         clip_share: share of tokens with an advantage whose gradient the loss has cut to 0.
         max_logprob_gap, mean_logprob_gap: of |log-prob now - behaviour log-prob|. Before the first update on fresh
             samples this is the difference between sampler and learner.
@@ -146,8 +146,8 @@ def check_agreement(metrics: UpdateMetrics, exact: bool = True) -> None:
         )
 
 
-def reference_logprobs_of(importance: Importance, batch: TokenBatch, logprobs: Tensor) -> Tensor:
-    """Return the [B, T] log-probs that the denominator of the loss's ratio uses.
+def select_old_logprobs(importance: Importance, batch: TokenBatch, logprobs: Tensor) -> Tensor:
+    """Return `LossInputs.old_logprobs` [B, T]: the log-probs in the denominator of the loss's ratio.
 
     Without importance weights these are the sampler's. With them they are the learner's before the first update of
     the rollout: those attached to the samples, or the present ones in the first mini-batch (decoupled PPO, Hilton et
@@ -347,23 +347,19 @@ class Learner:
                 parts = torch.split(self.hidden(batch), num_trained)
                 return [part.cpu().numpy() for part in parts], batch.num_tokens
             if output == ForwardOutput.LOGPROBS:
-                values = self.logprobs(batch)[:, None]
+                values = self.logprobs(batch)
             else:
                 values = torch.stack(self.logprobs_and_entropy(batch), 1)
-            arrays = []
-            for sample, row in zip(batch.samples, values.cpu().numpy(), strict=True):
-                unpadded = row[:, : len(sample)].copy()
-                arrays.append(unpadded[0] if output == ForwardOutput.LOGPROBS else unpadded)
-            return arrays, batch.num_tokens
+            return batch.unpad(values), batch.num_tokens
 
-        # Micro-batches reorder the samples.
-        array_of: dict[int, np.ndarray] = {}
+        # By the identity of the sample, because micro-batches reorder the samples.
+        array_by_id: dict[int, np.ndarray] = {}
         num_computed = 0
         for batch_samples, (arrays, num_tokens) in self._map_micro_batches(samples, compute_batch):
             for sample, array in zip(batch_samples, arrays, strict=True):
-                array_of[id(sample)] = array
+                array_by_id[id(sample)] = array
             num_computed += num_tokens
-        return [array_of[id(sample)] for sample in samples], num_computed
+        return [array_by_id[id(sample)] for sample in samples], num_computed
 
     def sync(self, sampler: WeightSyncTarget, policy_version: int) -> None:
         """Give the sampler the present weights as this policy version."""
@@ -456,7 +452,7 @@ class Learner:
         depths = [[sample.agent_id.depth] for sample in batch.samples]
         inputs = LossInputs(
             logprobs=logprobs,
-            old_logprobs=reference_logprobs_of(config.importance, batch, logprobs),
+            old_logprobs=select_old_logprobs(config.importance, batch, logprobs),
             behavior_logprobs=batch.behavior_logprobs,
             advantages=batch.advantages,
             loss_mask=batch.loss_mask,
@@ -564,7 +560,8 @@ class MicroBatchSums:
         temperature: the lowest.
         num_trained: trained tokens.
         num_tokens: ids that the model computed, padding excluded.
-        old_logprobs: per sample, for the mismatch; `None` where the samples have their own.
+        learner_logprobs: per sample, the learner's log-probs, for the mismatch; `None` where the samples have
+            `old_logprobs`.
     """
 
     loss: float
@@ -576,7 +573,7 @@ class MicroBatchSums:
     temperature: float
     num_trained: int
     num_tokens: int
-    old_logprobs: list[np.ndarray] | None
+    learner_logprobs: list[np.ndarray] | None
 
     @classmethod
     def of(
@@ -585,27 +582,23 @@ class MicroBatchSums:
         loss: float,
         terms: Mapping[str, float],
         logprobs: Tensor,
-        reference: Tensor,
+        old_logprobs: Tensor,
         clipped: Tensor,
     ) -> MicroBatchSums:
-        """Sum over the batch; `logprobs`, `reference` and `clipped` are [B, T]."""
+        """Sum over the batch; `logprobs`, `old_logprobs` of the loss and `clipped` are [B, T]."""
         trained = batch.loss_mask
         gap = (logprobs - batch.behavior_logprobs)[trained].abs()
-        old_logprobs = None
-        if batch.old_logprobs is None:
-            samples = batch.with_old_logprobs(logprobs)
-            old_logprobs = [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]
         return cls(
             loss=loss,
             terms=terms,
-            ratio=float((logprobs - reference)[trained].exp().sum()),
+            ratio=float((logprobs - old_logprobs)[trained].exp().sum()),
             clipped=float(clipped[trained].sum()),
             gap=float(gap.sum()),
             max_gap=float(gap.max()),
             temperature=float(batch.temperature[trained].min()),
             num_trained=gap.numel(),
             num_tokens=batch.num_tokens,
-            old_logprobs=old_logprobs,
+            learner_logprobs=batch.unpad(logprobs) if batch.old_logprobs is None else None,
         )
 
 
@@ -622,8 +615,8 @@ def _combine_metrics(
     samples_with_old: list[Sample] = []
     for samples, sums in results:
         for i, sample in enumerate(samples):
-            if sums.old_logprobs is not None:
-                sample = replace(sample, old_logprobs=sums.old_logprobs[i])
+            if sums.learner_logprobs is not None:
+                sample = replace(sample, old_logprobs=sums.learner_logprobs[i])
             samples_with_old.append(sample)
     mean_terms: dict[str, float] = {}
     for name in terms:

@@ -19,7 +19,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.structure import construct
 from selfcest_env.types import Limits, Role
 from selfcest_training.config import RunConfig
-from selfcest_training.learner.footprint import RowShape, pass_bytes, without_weights
+from selfcest_training.learner.footprint import RowShape, build_weightless_model, measure_pass_bytes
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.options import ForwardOptions, Rows
 from selfcest_training.planning.shapes import ModelShape, device_memory, get_model_shape
@@ -188,10 +188,10 @@ def _loading_bytes(config: RunConfig, variant: str, shape: ModelShape) -> int:
 
 @lru_cache(maxsize=64)
 def activation_bytes(shape: ModelShape, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
-    """See `footprint.pass_bytes`."""
-    make = partial(without_weights, dtype=shape.dtype, attention=shape.attention, lora=lora)
+    """See `footprint.measure_pass_bytes`."""
+    make = partial(build_weightless_model, dtype=shape.dtype, attention=shape.attention, lora=lora)
     chunk = forward.logit_chunk or rows.rows * rows.length
-    return pass_bytes(make, shape.config, replace(forward, logit_chunk=chunk, compile=False), rows)
+    return measure_pass_bytes(make, shape.config, replace(forward, logit_chunk=chunk, compile=False), rows)
 
 
 def list_sampler_parts(

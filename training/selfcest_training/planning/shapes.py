@@ -17,7 +17,7 @@ from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.pretrained import HUB, ChatOptions, model_config
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import construct
-from selfcest_training.learner.footprint import without_weights
+from selfcest_training.learner.footprint import build_weightless_model
 
 
 def _qwen_config(cls: Any, width: int, inner: int, layers: int, heads: tuple[int, int], **more: Any) -> Any:
@@ -80,7 +80,7 @@ class ModelShape:
 
     def with_lora(self, lora: LoraOptions | None) -> PreTrainedModel:
         """The model with an adapter, or without one if `lora` is None."""
-        return self.model if lora is None else without_weights(self.config, self.dtype, self.attention, lora)
+        return self.model if lora is None else build_weightless_model(self.config, self.dtype, self.attention, lora)
 
     @property
     def parameters(self) -> int:
@@ -118,14 +118,14 @@ def _get_cached_shape(name: str, options_json: str) -> ModelShape:
         config, source = _find_config(options.source)
         attention = "eager" if options.attention == "eager" else "sdpa"
         dtype = getattr(torch, options.dtype)
-        model = without_weights(config, dtype, attention)
+        model = build_weightless_model(config, dtype, attention)
         return ModelShape(options.source.removeprefix(HUB), source, config, dtype, options.device, attention, model)
     language = language_of(spec)
     with torch.device("meta"):
         meta_model = language.load(0)
     config = meta_model.config
     attention = "eager" if config._attn_implementation == "eager" else "sdpa"
-    model = without_weights(config, meta_model.dtype, attention)
+    model = build_weightless_model(config, meta_model.dtype, attention)
     return ModelShape(name, "the model's own options", config, meta_model.dtype, "cpu", attention, model)
 
 

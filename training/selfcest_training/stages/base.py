@@ -69,8 +69,8 @@ class TaskSampler(Protocol):
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """Receive the scored groups of a round that this sampler proposed, also those that a filter drops.
 
-        The groups of `FilterResult.further_rollouts` are not among them. Outcomes decided about their tasks, so they
-        would bias success rates.
+        The groups of `FilterResult.further_rollouts` are not among them. Outcomes decided which tasks they repeat, so
+        they would bias success rates.
         """
         ...
 
@@ -92,8 +92,8 @@ class FilterResult:
         groups: the groups to train on, in order. Each one is a given group, a part of it, or a union of given groups of
             one task. No episode may be in two groups.
         num_new_tasks: number of new tasks to roll out before the filter is called again with all groups.
-        further_rollouts: further rollouts of known tasks before the filter is called again. If both are empty the step
-            continues.
+        further_rollouts: further rollouts of known tasks before the filter is called again. If no tasks and no
+            rollouts are requested, the step goes on to credit.
     """
 
     groups: tuple[EpisodeGroup, ...]
@@ -155,9 +155,9 @@ class Stages:
         return [keys[name] for name in sorted(self.with_state().keys() & keys.keys())]
 
     def max_contexts(self, config: RLConfig, limits: Limits) -> int | None:
-        """The largest number of contexts in a mini-batch; `None` if it is only known after the rollouts.
+        """The largest number of contexts in a mini-batch.
 
-        It is not known before if stages decide about the number of episodes, or if replays are trained.
+        `None` if only the rollouts show it: stages decide about the number of episodes, or replays may be trained.
         """
         credit = self.credit
         while isinstance(credit, WrapperScheme):

@@ -28,13 +28,13 @@ from selfcest_env.types import Limits
 from selfcest_training.config import WarmStartConfig, WarmStartPhase, override_limits
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
-from selfcest_training.learner.batch import Sample, bucketed, build_samples
+from selfcest_training.learner.batch import Sample, bucket_by_length, build_samples
 from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.probe import draw_probe_requests, group_by_family
 
-# Number of tasks of a family that are drawn and played at once.
-_DRAWS = 8
+# Number of tasks that are drawn from a family and played at once.
+_TASKS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,14 @@ class WarmStart:
         """Train on the next pool, and probe the phases that end with it."""
         config = self.config
         tokens_before = self.tokens
-        phase = next(phase for phase, end in zip(config.phases, self._phase_ends, strict=True) if tokens_before < end)
-        samples = demonstration_pool(
+        phases = list(zip(config.phases, self._phase_ends, strict=True))
+        current_phase = next(phase for phase, end in phases if tokens_before < end)
+        samples = play_demonstrations(
             self.player.language,
             self.player.limits,
             self.reward,
             self.families,
-            phase,
+            current_phase,
             self.seed,
             self.pool,
             config.pool_tokens,
@@ -158,14 +159,16 @@ class WarmStart:
         order = np.random.default_rng(stream_seed("order", self.seed, self.pool))
         losses = []
         trained_tokens = 0
-        for batch in cut_batches(samples, config.batch_tokens, order):
-            metrics = self.learner.imitation_step(batch, self.progress)
+        # Batches of samples of similar length, in random order.
+        batches = list(bucket_by_length(samples, config.batch_tokens))
+        for index in order.permutation(len(batches)):
+            metrics = self.learner.imitation_step(batches[index], self.progress)
             losses.append(metrics.loss)
             trained_tokens += metrics.trained_tokens
-            self.tokens += sum(map(len, batch))
+            self.tokens += sum(map(len, batches[index]))
         self.pool += 1
         probes = []
-        for i, (phase, end) in enumerate(zip(config.phases, self._phase_ends, strict=True)):
+        for i, (phase, end) in enumerate(phases):
             if phase.min_accuracy is not None and tokens_before < end <= self.tokens:
                 probes.append(self._probe(i, phase, phase.min_accuracy))
         return Pool(self.tokens - tokens_before, float(np.mean(losses)), trained_tokens, tuple(probes))
@@ -186,7 +189,7 @@ class WarmStart:
         return Probe(index, threshold, accuracy, sampled_tokens)
 
 
-def demonstration_pool(
+def play_demonstrations(
     language: Language,
     limits: Limits,
     reward: Reward,
@@ -229,7 +232,7 @@ def _demonstrate(
 ) -> Iterator[EpisodeRecord]:
     """Draw tasks, let the family's script play them in these styles, and check that its answers are right."""
     requests_by_style: dict[Style, list[RolloutRequest]] = {}
-    for i in range(_DRAWS):
+    for i in range(_TASKS_AT_ONCE):
         style = draw_family(styles, rng)
         request = RolloutRequest(f"{name}.{i}", source.draw(rng), int(rng.integers(2**62)))
         requests_by_style.setdefault(style, []).append(request)
@@ -244,9 +247,3 @@ def _demonstrate(
                     f"{', '.join(faults) or 'none'}); the variant's limits may be too tight for this style"
                 )
             yield record
-
-
-def cut_batches(samples: list[Sample], batch_tokens: int, rng: np.random.Generator) -> list[list[Sample]]:
-    """Cut samples into batches of similar length, in random order."""
-    batches = list(bucketed(samples, batch_tokens))
-    return [batches[i] for i in rng.permutation(len(batches))]
