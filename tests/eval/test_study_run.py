@@ -52,7 +52,7 @@ from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.settings import describe_players
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.stats.frontier import Verdict, compare_frontiers, compare_points
-from selfcest_eval.stats.statistics import Estimate
+from selfcest_eval.stats.statistics import Estimate, Resampler
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.faults import ExitCode, get_exit_code
@@ -1184,7 +1184,7 @@ def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: 
     data = small(tmp_path, strategies=strategies, budgets=[12, 200], episodes=24, seeds=list(range(8)))
     data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "eval_sets": [{"family": "choice", "size": "any"}]}
     (curves,) = curves_of(read_results(run(data) / "results.jsonl"))
-    resampler = curves.resampler(crossed=False, resamples=2000, confidence=0.95)
+    resampler = Resampler(24, 8, crossed=False, resamples=2000, confidence=0.95)
     prompts = [len(CODEC.encode_scripted(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
     # together: <call>+<sep>+</call>; <clone>+<asst> and 10 tokens, twice; <tool>a1b1<asst>; 10 tokens
     used = {"alone": (40, 40, 40), "together": (5 + 2 * (3 + 10) + 6 + 10, 5 + 2 * 10 + 10, 5 + 10 + 10)}

@@ -37,7 +37,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.forced import NeverDelegates
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
 from selfcest_eval.play.results import Result, ResultKey, Unplayable, parse_result, write_result, write_unplayable
-from selfcest_eval.play.strategies import STRATEGIES, Strategy, find_strategy, make_strategy
+from selfcest_eval.play.strategies import STRATEGIES, Strategy, make_strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.stats.decision import Decisions, Means
 from selfcest_methods.clpo import Clpo, TwinRequest
@@ -134,7 +134,7 @@ STUDY_KEYS = {
 
 def our_classes() -> list[type]:
     """All strategies of this project, and all classes that declare stored names."""
-    classes = {find_strategy(name) for name in STRATEGIES} | {Strategy}
+    classes = {STRATEGIES.load(name) for name in STRATEGIES} | {Strategy}
     for module in [module for name, module in sys.modules.items() if name.startswith("selfcest_")]:
         for value in vars(module).values():
             if isinstance(value, type) and "__stored_name__" in vars(value):
@@ -165,7 +165,7 @@ def test_keys_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_option_of_a_built_in_strategy_declares_its_stored_name() -> None:
     for name in STRATEGIES:
-        cls = find_strategy(name)
+        cls = STRATEGIES.load(name)
         declared = getattr(cls, "__stored_field_names__", {})
         assert set(declared) == {item.name for item in fields(cls)}, f"{name} needs @stored_as with all of its options"
 

@@ -248,11 +248,6 @@ def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strat
     return strategy
 
 
-def find_strategy(name: str) -> type[Strategy]:
-    """Return the class of a strategy by name or `package.module:Class`. Raises `ConfigError` or `PlugInError`."""
-    return STRATEGIES.load(name)
-
-
 def display_name(label: str, strategy: Strategy | type[Strategy]) -> str:
     """Return the strategy's name in tables, plots and sentences. Oracles are marked in all of them."""
     return f"{label} (oracle)" if strategy.oracle else label

@@ -7,7 +7,7 @@ over all instances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from selfcest_agents.player import Player, PolicyWrapper
@@ -65,9 +65,7 @@ def leave_out(results: Iterable[Result], unplayable: Sequence[Unplayable]) -> li
     return [result for result in results if _instance(result.place) not in left_out]
 
 
-def unplayable_lines(
-    results: Sequence[Result], unplayable: Sequence[Unplayable], label: Callable[[str], str] = str
-) -> list[str]:
+def unplayable_lines(results: Sequence[Result], unplayable: Sequence[Unplayable]) -> list[str]:
     """Return lines on each eval set with instances that are left out.
 
     The first line has their number. The others have, for each strategy, the number of its unplayable instances and the
@@ -97,7 +95,7 @@ def unplayable_lines(
             if num_failed:
                 accuracy += f" to {highest:.3f}, were they all wrong or all right"
             lines.append(
-                f"{name}, {at_most(budget)}, {label(strategy)}: {num_failed} of {num_instances} not played; "
+                f"{name}, {at_most(budget)}, {strategy}: {num_failed} of {num_instances} not played; "
                 f"accuracy over all instances {accuracy}"
             )
     return lines

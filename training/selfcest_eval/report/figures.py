@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_eval.play.costs import cost_name
+from selfcest_eval.report.findings import ReportRows
 from selfcest_eval.report.learning import MetricCurve, get_metric_title
 from selfcest_eval.stats.statistics import MISSING
 from selfcest_eval.stats.table import TableRow
@@ -56,30 +57,24 @@ def _draw_curve(axis: Axes, curve: MetricCurve, colour: str) -> None:
         axis.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
-def draw_frontiers(
-    cell_rows: Sequence[TableRow],
-    family_rows: Sequence[TableRow],
-    labels: Mapping[str, str],
-    cost: str,
-    paths: Sequence[Path],
-) -> None:
+def draw_frontiers(table: ReportRows, labels: Mapping[str, str], cost: str, paths: Sequence[Path]) -> None:
     """Draw accuracy against one cost, a panel for each family and a line for each strategy; oracles are dashed.
 
     A line goes over the budgets of the whole family, or over its sizes where there is one budget.
 
     Args:
-        cell_rows: the table, a row for each cell, strategy and budget.
-        family_rows: the same for each family with all its sizes together.
+        table: rows of cells and of families.
         labels: names of strategies in tables.
         cost: name of the cost.
         paths: of the files.
     """
-    families = list(dict.fromkeys(row.curves.family for row in cell_rows))
-    strategies = list(dict.fromkeys(row.strategy for row in cell_rows))
+    families = list(dict.fromkeys(row.curves.family for row in table.of_cells))
+    strategies = list(dict.fromkeys(row.strategy for row in table.of_cells))
     figure, panels = _make_panels(len(families))
     for axis, family in zip(panels, families, strict=True):
-        has_budgets = len({row.point.budget for row in family_rows if row.curves.family == family}) > 1
-        rows = [row for row in (family_rows if has_budgets else cell_rows) if row.curves.family == family]
+        rows = [row for row in table.of_families if row.curves.family == family]
+        if len({row.point.budget for row in rows}) == 1:
+            rows = [row for row in table.of_cells if row.curves.family == family]
         for index, strategy in enumerate(strategies):
             points = [
                 row for row in rows if row.strategy == strategy and math.isfinite(row.costs.get(cost, MISSING).mean)

@@ -33,6 +33,11 @@ class ReportRows:
     of_cells: Sequence[TableRow]
     of_families: Sequence[TableRow]
 
+    @property
+    def with_pooled(self) -> list[tuple[TableRow, bool]]:
+        """All rows, each with whether it pools the sizes of a family."""
+        return [(row, False) for row in self.of_cells] + [(row, True) for row in self.of_families]
+
 
 @dataclass(frozen=True)
 class PairedComparison:

@@ -33,7 +33,7 @@ from selfcest_eval.report.sources import Source
 from selfcest_eval.report.study_report import write_results
 from selfcest_eval.report.tables import interval_heads, write_csv
 from selfcest_eval.report.verdict import SourceReport
-from selfcest_eval.stats.decision_table import MEANING, FamilyDecisions
+from selfcest_eval.stats.decision_table import DECISIONS_MEANING, FamilyDecisions
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_training.config_file import dump_config
 from selfcest_training.files import refuse_linked_folder, write_text
@@ -142,7 +142,7 @@ def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, An
         "rows": make_result_rows(source, report.findings.rows),
         "delegation": make_delegation_rows(source),
         "decisions": [_decisions(item, source) for item in source.decisions],
-        "decisions_meaning": MEANING.replace("*", ""),
+        "decisions_meaning": DECISIONS_MEANING.replace("*", ""),
         "pathologies": _pathologies(source, worst),
         "jobs": [_job(job) for job in source.jobs],
         "gpu_seconds": sum_gpu_seconds(sessions) if sessions else None,
@@ -156,10 +156,9 @@ def make_result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
 
     An interval is [mean, low, high]. In a family with one size its cell is the pooled row as well.
     """
-    all_rows = [(row, False) for row in rows.of_cells] + [(row, True) for row in rows.of_families]
     settings = source.settings
     data = []
-    for row, pooled in all_rows:
+    for row, pooled in rows.with_pooled:
         curves = row.curves
         costs = {}
         for name in settings.costs:
@@ -320,7 +319,7 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
     if data["rows"]:
         for cost in source.settings.compared:
             paths = add_pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}")
-            draw_frontiers(rows.of_cells, rows.of_families, source.settings.labels, cost, paths)
+            draw_frontiers(rows, source.settings.labels, cost, paths)
         write_results(rows, source.settings, add_path("results.csv"))
     if data["delegation"]:
         draw_delegation(data["delegation"], add_pictures("delegation"))

@@ -11,7 +11,7 @@ from selfcest_env.structure import format_value
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.policies import is_seeded
 from selfcest_eval.play.results import Result
-from selfcest_eval.play.strategies import display_name, find_strategy
+from selfcest_eval.play.strategies import STRATEGIES, display_name
 from selfcest_eval.stats.decision_table import find_forced_triples
 from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import Curves
@@ -46,7 +46,13 @@ class AnalysisSettings:
     min_difference: float
 
     def resampler(self, curves: Curves) -> Resampler:
-        return curves.resampler(crossed=self.crossed, resamples=self.resamples, confidence=self.confidence)
+        return Resampler(
+            len(curves.task_ids),
+            len(curves.seeds),
+            crossed=self.crossed,
+            resamples=self.resamples,
+            confidence=self.confidence,
+        )
 
     def subject_on(self, curves: Curves) -> str | None:
         """Return the strategy that others are compared with on a cell; `None`: no subject has played it."""
@@ -76,7 +82,7 @@ def make_settings(
         subjects: see `AnalysisSettings`; by default the study's.
         crossed: `Study.crossed`; `None`: as far as the config tells it.
     """
-    strategies = {label: find_strategy(spec.name or label) for label, spec in config.strategies.items()}
+    strategies = {label: STRATEGIES.load(spec.name or label) for label, spec in config.strategies.items()}
     baselines = []
     for label, strategy in strategies.items():
         can_delegate = strategy.delegates and config.limits_at(config.budgets[-1], label).delegation
@@ -126,9 +132,7 @@ def check_result_keys(config: StudyConfig, results: Sequence[Result], file: Path
 
 def headline(config: StudyConfig, cells: Sequence[Curves], settings: AnalysisSettings) -> str:
     """Return the first sentences of a report: instances, budgets, costs and players."""
-    counts = sorted({len(curves.task_ids) for curves in cells})
-    instances = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    sentences = [f"{instances} instances a cell, the same for all strategies; {len(cells[0].seeds)} seed(s)."]
+    sentences = [f"{describe_sizes_of_cells(cells)}, the same for all strategies; {len(cells[0].seeds)} seed(s)."]
     if config.budgets != (None,):
         limit = config.swept.replace("_", " ")
         sentences.append(f"A budget bounds {limit} of the whole strategy on an instance, clones and samples included.")
@@ -139,6 +143,13 @@ def headline(config: StudyConfig, cells: Sequence[Curves], settings: AnalysisSet
     if oracles:
         sentences.append(f"{', '.join(oracles)}: no policy, since it uses what no player can know.")
     return " ".join([*sentences, describe_players(config)])
+
+
+def describe_sizes_of_cells(cells: Sequence[Curves]) -> str:
+    """Return the number of instances of a cell, as a range if cells differ."""
+    counts = {len(curves.task_ids) for curves in cells}
+    instances = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"{instances} instances per cell"
 
 
 def describe_players(config: StudyConfig) -> str:

@@ -19,10 +19,11 @@ from selfcest_eval.report.settings import AnalysisSettings, headline
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import format_markdown_table, interval_fields, interval_heads, write_csv
 from selfcest_eval.report.verdict import describe_run, describe_study, describe_warnings
-from selfcest_eval.stats.decision_table import decision_section
+from selfcest_eval.stats.decision import means
+from selfcest_eval.stats.decision_table import DECISIONS_MEANING, FamilyDecisions
 from selfcest_eval.stats.frontier import PerfectExecution, Point
 from selfcest_eval.stats.statistics import MISSING, Estimate
-from selfcest_eval.stats.table import Curves, TableRow
+from selfcest_eval.stats.table import TableRow
 from selfcest_training.files import atomic_write, write_text
 
 EQUAL_COST = (
@@ -53,7 +54,7 @@ ENDED = (
 )
 
 # What scores mean, by the first name of each kind.
-MEANINGS = {
+SCORE_MEANINGS = {
     "score": "The score is that of the grader, with partial credit.",
     "support_precision": (
         "Support compares the documents that a strategy looked at with those that the question needs; of several "
@@ -129,6 +130,33 @@ def format_endings(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     return format_markdown_table(heads, lines)
 
 
+def format_decisions(item: FamilyDecisions) -> str:
+    """Return the choices of a policy beside both forced ones, by size, and their worth by seed."""
+    budget = "" if item.budget is None else f", at most {item.budget}"
+    size_lines = []
+    for size, played in item.sizes.items():
+        columns = []
+        for way in ("free", "always", "never"):
+            mean = means([getattr(choice, way) for choice in played])
+            columns.append(f"{mean.delegated:.2f} / {mean.accuracy:.2f} / {mean.tokens:.0f} / {mean.reward:.2f}")
+        size_lines.append([size, *columns])
+    seed_lines = []
+    for seed, judged in item.seeds.items():
+        reward = judged.free.reward
+        rewards = [reward, reward - judged.always.reward, reward - judged.never.reward]
+        threshold = "never" if math.isinf(judged.threshold) else f"{judged.threshold:.0f}"
+        rates = ["–" if rate is None else f"{rate:.2f}" for rate in (judged.precision, judged.recall, judged.f1)]
+        seed_lines.append(
+            [str(seed), *(f"{value:.3f}" for value in rewards), threshold, f"{judged.regret:.3f}", *rates]
+        )
+    seed_heads = ["seed", "reward", "- always", "- never", "best threshold", "regret", "precision", "recall", "F1"]
+    return (
+        f"**{item.family}{budget}: {item.triple.free}.** Share delegated / accuracy / total tokens / reward.\n\n"
+        f"{format_markdown_table(['size', 'by itself', 'always', 'never'], size_lines)}\n"
+        f"{format_markdown_table(seed_heads, seed_lines)}"
+    )
+
+
 def format_floors(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     """Return what graders could not score by their rule; empty if they could score everything."""
     lines = []
@@ -143,7 +171,7 @@ def format_scores(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     rows = [row for row in rows if row.scores]
     names = [name for name in SCORES if any(name in row.scores for row in rows)]
     lines = [[*_key_columns(row, settings), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
-    meanings = " ".join(text for name, text in MEANINGS.items() if name in names)
+    meanings = " ".join(text for name, text in SCORE_MEANINGS.items() if name in names)
     heads = [*_key_heads(settings), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
     return f"{meanings}\n\n{format_markdown_table(heads, lines)}" if lines else ""
 
@@ -154,11 +182,7 @@ def _key_heads(settings: AnalysisSettings) -> list[str]:
 
 def _key_columns(row: TableRow, settings: AnalysisSettings) -> list[str]:
     budget = "its limits" if row.point.budget is None else str(row.point.budget)
-    return [row.curves.family, _size(row.curves), budget, settings.labels[row.strategy]]
-
-
-def _size(curves: Curves) -> str:
-    return curves.size + (" (out of distribution)" if curves.shift == "out" else "")
+    return [row.curves.family, row.curves.size_name, budget, settings.labels[row.strategy]]
 
 
 def write_results(rows: ReportRows, settings: AnalysisSettings, path: Path) -> None:
@@ -174,8 +198,7 @@ def write_results(rows: ReportRows, settings: AnalysisSettings, path: Path) -> N
     """
     # The first style of a strategy has the columns without a style in their names.
     other_styles: dict[Style, None] = {}
-    labelled_rows = [*((row, False) for row in rows.of_cells), *((row, True) for row in rows.of_families)]
-    for row, _ in labelled_rows:
+    for row, _ in rows.with_pooled:
         other_styles |= dict.fromkeys([*row.point.perfect_execution][1:])
     heads = ["family", "size", "shift", "pooled", "budget", "strategy", "instances", "seeds"]
     heads += interval_heads(["accuracy", *settings.costs])
@@ -186,7 +209,7 @@ def write_results(rows: ReportRows, settings: AnalysisSettings, path: Path) -> N
     for style in other_styles:
         heads += [f"perfect_execution_{style}_{cost}" for cost in settings.costs]
     lines: list[list[object]] = []
-    for row, pooled in labelled_rows:
+    for row, pooled in rows.with_pooled:
         curves = row.curves
         fields: list[object] = [curves.family, curves.size, curves.shift, pooled, row.point.budget]
         fields += [settings.labels[row.strategy], len(curves.task_ids), len(curves.seeds)]
@@ -219,7 +242,7 @@ def format_equal_costs(comparisons: Sequence[PairedComparison], settings: Analys
     lines = []
     for item in comparisons:
         verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in settings.compared]
-        lines.append([item.curves.family, _size(item.curves), _pair(item, settings), *verdicts])
+        lines.append([item.curves.family, item.curves.size_name, _pair(item, settings), *verdicts])
     return format_markdown_table(heads, lines)
 
 
@@ -251,7 +274,7 @@ def format_equal_accuracies(comparisons: Sequence[PairedComparison], settings: A
         else:
             accuracies = words.explain_incomparable(pair, settings.min_difference)
             ratios = ["–"] * len(settings.compared)
-        lines.append([item.curves.family, _size(item.curves), _pair(item, settings), accuracies, *ratios])
+        lines.append([item.curves.family, item.curves.size_name, _pair(item, settings), accuracies, *ratios])
     return format_markdown_table(heads, lines)
 
 
@@ -361,7 +384,7 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
         parts += ["## Costs of perfect execution", PERFECT_EXECUTION, perfect_execution]
     parts += ["## Endings", ENDED, format_endings(rows.of_cells, settings)]
     if source.decisions:
-        parts += ["## When it delegates", decision_section(source.decisions)]
+        parts += ["## When it delegates", DECISIONS_MEANING, *map(format_decisions, source.decisions)]
     scores = format_scores(rows.of_cells, settings)
     if scores:
         parts += ["## Partial credit and support", scores]
@@ -378,7 +401,7 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
     write_text(folder / "table.md", text)
     write_results(ReportRows(rows.of_cells, ()), settings, folder / "results.csv")
     for cost in (*settings.compared, WALL) if plots is None else plots:
-        draw_frontiers(rows.of_cells, rows.of_families, settings.labels, cost, [folder / plot_name(cost)])
+        draw_frontiers(rows, settings.labels, cost, [folder / plot_name(cost)])
     lines = [f"warning: {line}" for line in warnings]
     if comparisons:
         lines.append(verdict)

@@ -18,7 +18,7 @@ from selfcest_eval.report.findings import (
     measure_accuracy_by_shift,
 )
 from selfcest_eval.report.learning import average_ends, compute_return_curves
-from selfcest_eval.report.settings import AnalysisSettings
+from selfcest_eval.report.settings import AnalysisSettings, describe_sizes_of_cells
 from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.frontier import Verdict
 from selfcest_eval.stats.statistics import Estimate
@@ -231,9 +231,7 @@ def _certainty(source: Source, findings: Findings, baselines: Sequence[PairedCom
     if not source.cells:
         return "Not at all: nothing has been evaluated yet."
     seeds = len(source.cells[0].seeds)
-    counts = sorted({len(curves.task_ids) for curves in source.cells})
-    instances = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    lines = [f"{instances} instances a cell and {seeds} seed{'s' if seeds > 1 else ''}"]
+    lines = [f"{describe_sizes_of_cells(source.cells)} and {seeds} seed{'s' if seeds > 1 else ''}"]
     widths = [_half_width(row.accuracy) for row in findings.rows.of_cells if row.strategy in source.final]
     if widths:
         lines.append(f"an accuracy on one cell is known to within {max(widths):.2f} at worst")

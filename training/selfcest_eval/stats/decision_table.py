@@ -1,18 +1,17 @@
-"""The report section on when a policy delegates, for a study that also forces both choices on its weights."""
+"""When each policy of a study delegates, if the study also forces both choices on its weights."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.forced import AlwaysDelegates, NeverDelegates
 from selfcest_eval.play.results import Result
-from selfcest_eval.play.strategies import DelegatingStrategy, Strategy, find_strategy
-from selfcest_eval.stats.decision import Choice, Decisions, InstanceOutcome, choices, judge, means
+from selfcest_eval.play.strategies import STRATEGIES, DelegatingStrategy, Strategy
+from selfcest_eval.stats.decision import Choice, Decisions, choices, judge
 
-MEANING = (
+DECISIONS_MEANING = (
     "An instance is worth delegating if the forced choice *always* earns more on it than *never*, from the same "
     "weights. The best threshold is the size from which on to delegate that earns most on these very instances; regret "
     "is how much more it earns than the policy; F1 is that of delegating where it is worth it, with every instance on "
@@ -36,7 +35,7 @@ def find_forced_triples(config: StudyConfig) -> list[ForcedTriple]:
     deciding_first: list[tuple[str, str]] = []
     for label, spec in config.strategies.items():
         key = f"{config.policy_of(label)} {config.temperature_of(label)} {dict(spec.limits)} {spec.families}"
-        kind = find_strategy(spec.name or label)
+        kind = STRATEGIES.load(spec.name or label)
         label_by_kind.setdefault(key, {})[Strategy if kind is DelegatingStrategy else kind] = label
         if kind.decides_first:
             deciding_first.append((key, label))
@@ -100,42 +99,3 @@ def find_decisions(config: StudyConfig, results: Iterable[Result]) -> list[Famil
                 decisions_by_seed[seed] = judge(choices([r for r in played if r.place.seed == seed], *names))
             decisions.append(FamilyDecisions(triple, family, budget, choices_by_size, decisions_by_seed))
     return decisions
-
-
-def decision_section(decisions: Sequence[FamilyDecisions]) -> str:
-    """Return the section as Markdown; empty if no policy's choices were forced."""
-    blocks = [_block(item) for item in decisions]
-    return "\n\n".join([MEANING, *blocks]) if blocks else ""
-
-
-def _block(item: FamilyDecisions) -> str:
-    budget = "" if item.budget is None else f", at most {item.budget}"
-    lines = [
-        f"**{item.family}{budget}: {item.triple.free}.** Share delegated / accuracy / total tokens / reward.",
-        "",
-        "| size | by itself | always | never |",
-        "|---|---|---|---|",
-    ]
-    for size, played in item.sizes.items():
-        columns = []
-        for way in ("free", "always", "never"):
-            columns.append(_format_means([getattr(choice, way) for choice in played]))
-        lines.append(f"| {size} | " + " | ".join(columns) + " |")
-    lines += [
-        "",
-        "| seed | reward | - always | - never | best threshold | regret | precision | recall | F1 |",
-        "|" + "---|" * 9,
-    ]
-    for seed, judged in item.seeds.items():
-        reward = judged.free.reward
-        figures = [reward, reward - judged.always.reward, reward - judged.never.reward]
-        threshold = "never" if math.isinf(judged.threshold) else f"{judged.threshold:.0f}"
-        rates = ["–" if rate is None else f"{rate:.2f}" for rate in (judged.precision, judged.recall, judged.f1)]
-        cells = [str(seed), *(f"{figure:.3f}" for figure in figures), threshold, f"{judged.regret:.3f}", *rates]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _format_means(outcomes: Sequence[InstanceOutcome]) -> str:
-    mean = means(outcomes)
-    return f"{mean.delegated:.2f} / {mean.accuracy:.2f} / {mean.tokens:.0f} / {mean.reward:.2f}"

@@ -26,15 +26,16 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        if math.isnan(self.mean):
-            return "–"
-        return f"{self.mean:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
+        return self._format(".2f")
 
     @property
     def signed(self) -> str:
+        return self._format("+.2f")
+
+    def _format(self, spec: str) -> str:
         if math.isnan(self.mean):
             return "–"
-        return f"{self.mean:+.2f}" + ("" if math.isnan(self.low) else f" [{self.low:+.2f}, {self.high:+.2f}]")
+        return f"{self.mean:{spec}}" + ("" if math.isnan(self.low) else f" [{self.low:{spec}}, {self.high:{spec}}]")
 
 
 MISSING = Estimate(math.nan, math.nan, math.nan)
@@ -160,12 +161,12 @@ def rule_of_three(estimate: Estimate, instances: int) -> Estimate:
     return Estimate(0.0, 0.0, width) if estimate.mean == 0 else estimate
 
 
-def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Return the mean and Student's t interval of independent values, one per seed; one seed has no interval."""
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """Return the mean and the 95 % t interval of independent values, one per seed; one seed has no interval."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Estimate(mean, math.nan, math.nan)
-    quantile = student_t((1 + confidence) / 2, len(values) - 1)
+    quantile = student_t(0.975, len(values) - 1)
     half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Estimate(mean, mean - half_width, mean + half_width)
 

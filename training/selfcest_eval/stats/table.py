@@ -36,13 +36,12 @@ class Curves:
     strategies: Mapping[str, Sequence[Point]]
 
     @property
-    def name(self) -> str:
-        return f"{self.family} {self.size}" + (" (out of distribution)" if self.shift == "out" else "")
+    def size_name(self) -> str:
+        return self.size + (" (out of distribution)" if self.shift == "out" else "")
 
-    def resampler(self, *, crossed: bool, resamples: int, confidence: float) -> Resampler:
-        return Resampler(
-            len(self.task_ids), len(self.seeds), crossed=crossed, resamples=resamples, confidence=confidence
-        )
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.size_name}"
 
 
 def curves_of(results: Iterable[Result]) -> list[Curves]:
