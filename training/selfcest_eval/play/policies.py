@@ -157,12 +157,10 @@ class ModelPolicy:
     def trained_on(self) -> dict[str, PlugIn]:
         """Return the task families that the folder's variant was trained on; none if no run is known."""
         folder = find_model_folder(self.folder)
-        file = run_file(folder)
-        if not self.folder or not file.is_file():
+        if not self.folder or not run_file(folder).is_file():
             return {}
-        run = load_stored_config(file)
-        variant = run.variants.get(variant_of(folder))
-        return {} if variant is None else {name: run.tasks[name] for name in variant.families}
+        variant = self._run.variants.get(variant_of(folder))
+        return {} if variant is None else {name: self._run.tasks[name] for name in variant.families}
 
     @property
     def _model(self) -> PlugIn:

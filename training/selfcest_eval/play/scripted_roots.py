@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -98,21 +98,15 @@ def were_executed(turns: Sequence[Turn]) -> bool:
     return bool(turns) and not any(turn.facts.outcome in failed_outcomes or turn.facts.refused for turn in turns)
 
 
-class Split(Protocol):
-    """A way to divide a task among clones."""
-
-    def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]: ...
-
-
 @dataclass(frozen=True)
 class OneCall:
-    """An `Actor` that delegates its task in one call."""
+    """An `Actor` that delegates its task in one call, with the requests of a strategy."""
 
-    split: Split
+    strategy: ForkJoin
     protocol: PromptFormat
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        return self.protocol.render(Delegate(self.split.requests(observation.brief.text, observation.brief.keys)))
+        return self.protocol.render(Delegate(self.strategy.requests(observation.brief.text, observation.brief.keys)))
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Strategy:
     The fields of a subclass are its options.
     """
 
-    # Whether it uses what no player can know. Its numbers are labelled so in every report.
+    # Whether it uses information that no player can have. Every report marks its numbers.
     oracle: ClassVar[bool] = False
     # Whether it uses the expert of the source.
     uses_expert: ClassVar[bool] = False
@@ -70,10 +70,10 @@ class Strategy:
     delegates: ClassVar[bool] = True
     # Whether it writes down the choice to delegate before it works.
     decides_first: ClassVar[bool] = False
-    # Whether each of several episodes waits for the one before and none is a sample.
+    # Whether its episodes depend on each other and are played one after the other, unlike independent samples.
     in_series: ClassVar[bool] = False
-    # A change of the code must raise it if equal options play or count as executed otherwise than before. Then a
-    # resumed study plays the strategy again.
+    # Raise it when a change of the code makes the same options play, or count as executed, differently. A resumed study
+    # then plays the strategy again.
     version: ClassVar[int] = 0
 
     @property
@@ -101,7 +101,7 @@ class Strategy:
         return limits
 
     def check(self, context: PlayContext) -> None:
-        """Raise `ConfigError` if the strategy cannot be played as its name says in this context."""
+        """Raise `ConfigError` if the strategy cannot be played in this context, for example without delegation."""
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         """Raise `ConfigError` if a task must not be played, for example because the strategy learned from it."""
@@ -164,7 +164,7 @@ class Strategy:
         return self.in_series
 
     def executed(self, episodes: Episodes) -> bool | None:
-        """Return whether its script was played as written; `None` for a strategy without a script."""
+        """Return whether the game executed the whole script; `None` for a strategy without a script."""
         return None
 
 

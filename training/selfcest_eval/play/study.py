@@ -32,7 +32,7 @@ from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execu
 from selfcest_eval.play.policies import MINIMAL_LIMITS, PolicySource, check_servers, make_policy
 from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.store import Store
-from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, display_name, make_strategy
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.play.unplayable import RetryingPlayer
 from selfcest_training.config import EvalSet
 from selfcest_training.servers import store_counts
@@ -63,7 +63,11 @@ class EvalCell:
     """One strategy on one eval set, at one budget and with one seed.
 
     Attributes:
-        style: of the perfect player that plays instead of the policy; `None`: the policy plays.
+        eval_set: eval set that is played.
+        strategy: label of the strategy in the config.
+        budget: swept limit in tokens; `None`: the limits of the study.
+        seed: seed of the study.
+        style: style of the perfect player that plays instead of the policy; `None`: the policy plays.
     """
 
     eval_set: EvalSet
@@ -150,10 +154,6 @@ class Study:
     def _must_be_played(item: EvalItem, store: Store) -> bool:
         return item.key not in store and not store.has_episodes(item.played)
 
-    def label(self, strategy: str) -> str:
-        """Return the strategy's name in tables; oracles are marked there."""
-        return display_name(strategy, self.strategies[strategy])
-
     def cells(self) -> Iterator[EvalCell]:
         """Yield every cell in the order of the results."""
         for eval_set, budget, strategy in product(self.config.eval_sets, self.config.budgets, self.strategies):
@@ -219,7 +219,7 @@ class Study:
             )
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
-            # A policy with weights of its own for each seed is loaded once for each.
+            # A policy whose weights depend on the seed is loaded once per seed.
             seed_groups = [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]
             for seeds in seed_groups:
                 cells = [c for c in policy_cells if c.seed in seeds and self.policy_of(c.strategy) is policy]
@@ -227,7 +227,7 @@ class Study:
         for cell in self.cells():
             if cell.style is not None:
                 self._play_perfect_execution(cell, cell.style, store, report)
-        # A judge may have failed on stored episodes too, so the limit is checked where nothing was played.
+        # Grading stored episodes may also fail, so eval sets on which nothing was played are checked too.
         for eval_set in self.config.eval_sets:
             self._check_unplayable(eval_set)
         return store.finish(self.order(), self._unplayable_causes())
@@ -280,7 +280,7 @@ class Study:
                 context = self.context(cell)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
-                    # A cell of another strategy may have played the same episodes since the first look, as
+                    # A cell of another strategy may have played the same episodes in this loop. For example,
                     # `self_consistency` and `best_of_n` judge the same samples.
                     new = self._find_missing(batch, cell, store)
                     new = [item for item in new if item.played not in self._unplayable]
@@ -352,8 +352,8 @@ class Study:
                 if item.key in store:
                     continue
                 result = store.find_episodes(item.played)
-                # Another strategy may play the same samples and choose among them otherwise. If all samples are right,
-                # so that the result has costs, the choice does not matter.
+                # Another strategy may choose differently among the same samples. A result with costs has only right
+                # samples, so there the choice does not matter.
                 if result is not None and result.costs is not None:
                     shared_results.append(replace(result, key=item.key, place=item.place))
                 else:
@@ -517,8 +517,8 @@ class Study:
             for player in strategy.players():
                 rules = policy.rules(player.limits(context.limits, tasks[0]))
                 rules = rules.with_variant(player.prompt_variant(context))
-                # Both raise for a protocol that cannot write the opening, the first for the root and the second for a
-                # clone.
+                # Each raises for a protocol that cannot write an opening: the first that of the root, the second that
+                # of a clone.
                 Kernel(tasks[0], rules)
                 rules.protocol.open(rules.clone_brief(1, "", {}, 1))
         except ConfigError as error:

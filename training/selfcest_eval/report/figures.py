@@ -112,7 +112,7 @@ def draw_delegation(shares: Sequence[Mapping[str, Any]], paths: Sequence[Path]) 
     """Draw the share of instances delegated by size, a panel for each family; dashed before RL.
 
     Args:
-        shares: the rows of `page.delegation_rows`.
+        shares: rows of `page.make_delegation_rows`.
         paths: of the files.
     """
     families = list(dict.fromkeys(row["family"] for row in shares))

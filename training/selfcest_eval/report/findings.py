@@ -19,9 +19,9 @@ from selfcest_eval.stats.frontier import FrontierComparison, Point, PointCompari
 from selfcest_eval.stats.statistics import Estimate, over_seeds
 from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
 
-SOLVED = 0.9  # the accuracy from which on a strategy solves the smallest size of a family
-CHEAP = 0.9  # the share of the perfect player's cost below which a strategy that solves nothing is cheap
-# The share and the number of episodes or groups from which on a pathology is common.
+SOLVED = 0.9  # least accuracy of a strategy that solves a cell
+CHEAP = 0.9  # a strategy that fails is cheap if it spends less than this fraction of the perfect player's cost
+# A pathology is common if it is in at least this share, and at least this number, of the episodes or groups.
 COMMON_SHARE = 0.1
 COMMON_COUNT = 5
 
@@ -59,7 +59,7 @@ class PairedComparison:
 
 @dataclass(frozen=True)
 class UnplayedCell:
-    """A strategy whose prompts fit no budget of a cell, so that nothing else was measured there."""
+    """A strategy whose prompts fit no budget of a cell, so that it played no turn there."""
 
     strategy: str
     cell: str
@@ -67,12 +67,14 @@ class UnplayedCell:
 
 @dataclass(frozen=True)
 class CheapFailure:
-    """A strategy that fails on a cell, and spends less than it would without failing.
+    """A strategy that fails on a cell, and spends less than its perfect player.
 
     Attributes:
-        strategy, cell: which, on which cell.
-        accuracy: at the largest budget.
-        cost, ratio: the cost that is lowest in proportion to the perfect player's, and that proportion.
+        strategy: label of the strategy.
+        cell: name of the cell.
+        accuracy: accuracy at the largest budget.
+        cost: name of the cost with the lowest ratio.
+        ratio: this cost divided by that of the perfect player.
     """
 
     strategy: str
@@ -107,12 +109,14 @@ class VariantAccuracy:
     """The accuracy of a final variant of a run on one family, at the largest budget.
 
     Attributes:
-        family, strategy: which.
-        mean: over all sizes.
-        by_shift: the same, apart.
+        family: name of the family.
+        strategy: label of the variant.
+        mean: accuracy over all sizes.
+        by_shift: accuracy on trained sizes, and on the sizes beyond.
         is_solved: whether the variant solves the smallest size.
-        before: over all sizes, before RL; `None`: RL did not train the variant, or it was not evaluated before.
-        change: from `before` to `mean`.
+        before: accuracy over all sizes before RL; `None`: RL did not train the variant, or nothing was evaluated
+            before it.
+        change: difference of `mean` and `before`.
     """
 
     family: str
@@ -132,8 +136,8 @@ class PolicyDecisions:
         now: the choices of the strategy.
         before: those of the same variant before RL, if it was evaluated then.
         better: the forced choice that earns more, `always` or `never`.
-        gap: reward of the own choices minus that of the better forced choice; over seeds, or over instances where
-            there is one seed.
+        gap: reward of the policy's choices minus that of the better forced choice. Its interval is over seeds, or over
+            instances if there is one seed.
     """
 
     now: FamilyDecisions
@@ -148,13 +152,13 @@ class Findings:
 
     Attributes:
         rows: the table.
-        unplayed: see `find_unplayed`.
-        weak_baselines: rows of the smallest sizes that a baseline does not solve; a forced choice is no baseline.
-        unsolved_variants: of a run, the same of final variants that can delegate.
-        cheap_failures: see `find_cheap_failures`.
-        pathologies: the most common one first.
-        accuracies: of a run, by family and variant.
-        decisions: of strategies whose choices were forced as well.
+        unplayed: strategies that no budget lets begin, see `find_unplayed`.
+        weak_baselines: rows of baselines that do not solve the smallest size of a family. Forced choices are left out.
+        unsolved_variants: the same rows of the final variants of a run that can delegate.
+        cheap_failures: strategies that are cheap because they fail, see `find_cheap_failures`.
+        pathologies: common pathologies, the most frequent first.
+        accuracies: accuracies of the final variants of a run, by family.
+        decisions: decisions of the strategies whose choices were forced as well.
     """
 
     rows: ReportRows
@@ -194,7 +198,7 @@ def _estimate_rows(cells: Sequence[Curves], settings: AnalysisSettings) -> list[
 
 
 def find_unplayed(cells: Sequence[Curves]) -> list[UnplayedCell]:
-    """Return the strategies that no budget lets begin, cell by cell."""
+    """Return the strategies whose prompts are too long for every budget, cell by cell."""
     unplayed = []
     for curves in cells:
         for strategy, points in curves.strategies.items():
@@ -261,7 +265,7 @@ def find_common_pathologies(source: Source) -> list[CommonPathology]:
 def _is_common(name: str, count: Count) -> bool:
     if name == "never delegates":
         return count.found > 0
-    # To delegate always may be right.
+    # Always delegating may be the best choice.
     return name != "always delegates" and count.found >= max(COMMON_COUNT, COMMON_SHARE * count.possible)
 
 
@@ -316,12 +320,12 @@ def find_policy_decisions(source: Source) -> list[PolicyDecisions]:
 
 
 def mean_reward(item: FamilyDecisions, way: str) -> float:
-    """Return the reward of a way to choose, `free`, `always` or `never`, as the mean over seeds."""
+    """Return the mean reward over seeds of one way to choose: `free`, `always` or `never`."""
     return float(np.mean([getattr(judged, way).reward for judged in item.seeds.values()]))
 
 
 def mean_regret(item: FamilyDecisions) -> float:
-    """Return the regret of the own choices, as the mean over seeds."""
+    """Return the mean regret over seeds of the policy's choices."""
     return float(np.mean([judged.regret for judged in item.seeds.values()]))
 
 
@@ -379,5 +383,5 @@ def compare_pair(curves: Curves, subject: str, strategy: str, settings: Analysis
 
 
 def _accuracy(curves: Curves, strategy: str) -> float:
-    """At the largest budget."""
+    """Return the accuracy of a strategy at the largest budget."""
     return float(curves.strategies[strategy][-1].correct.mean())

@@ -49,7 +49,8 @@ class WorstEpisodes:
 
     Attributes:
         page: path of the trace page.
-        occurrences: one of each episode, by its name on that page: its id, with a number where another has the same id.
+        occurrences: an occurrence for each episode, by the name of the episode on that page. The name is the episode's
+            id, with a number if another episode has the same id.
     """
 
     page: Path
@@ -83,9 +84,9 @@ def write_report_page(
     The folder holds figures as PNG and SVG, and tables as CSV.
 
     Args:
-        reports: of the sources that the page is about.
+        reports: reports on the sources of the page.
         out: path of the page.
-        renderers_of: rules that the episodes of a file may have been played by.
+        renderers_of: function that returns candidate rules for the episodes of a file.
 
     Returns:
         All paths, the page first.
@@ -186,9 +187,9 @@ def make_result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
 
 
 def make_delegation_rows(source: Source) -> list[dict[str, Any]]:
-    """Return the share of instances delegated and the number of clones, by size, of policies that can choose.
+    """Return the share of instances delegated and the number of clones, by size, of policies that may delegate.
 
-    They are those at the largest budget, before RL and after. An instance whose prompt did not fit is left out.
+    Both are at the largest budget, before and after RL. An instance whose prompt did not fit is left out.
     """
     rows = []
     for curves in source.cells:
@@ -214,8 +215,8 @@ def make_delegation_rows(source: Source) -> list[dict[str, Any]]:
 def _decisions(item: FamilyDecisions, source: Source) -> dict[str, Any]:
     seeds = []
     for seed, decisions in item.seeds.items():
-        rewards = {"reward": decisions.free.reward}
-        rewards |= {"always": decisions.always.reward, "never": decisions.never.reward}
+        ways = {"reward": decisions.free, "always": decisions.always, "never": decisions.never}
+        rewards = {key: means.reward for key, means in ways.items()}
         threshold = None if math.isinf(decisions.threshold) else decisions.threshold
         rates = {key: getattr(decisions, key) for key in ("regret", "precision", "recall", "f1")}
         seeds.append({"seed": seed, **rewards, "threshold": threshold, **rates})

@@ -27,9 +27,9 @@ from selfcest_eval.stats.table import TableRow
 from selfcest_training.files import atomic_write, write_text
 
 EQUAL_COST = (
-    "A strategy's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no "
-    "answer among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval. The "
-    "words tell where a band around the whole gap excludes 0."
+    "A strategy's frontier is its best accuracy at each mean cost, if every instance may be played at another budget "
+    "or skipped at no cost. Numbers are the mean gap between two frontiers over the range of costs, with its interval. "
+    "The words say whether a simultaneous band around the whole gap excludes 0."
 )
 
 EQUAL_ACCURACY = (
@@ -39,21 +39,21 @@ EQUAL_ACCURACY = (
 )
 
 PERFECT_EXECUTION = (
-    "Costs, and in brackets those of the strategy's perfect player: the expert of the tasks plays the same instances "
+    "Costs, and in brackets those of the strategy's perfect player. The expert of the tasks plays the same instances "
     "under the same limits, in the policy's own tokens, and is always right. Both are means over the instances that "
     "both could play. The column *perfect execution* has the number that the expert could play, and the number for "
     "which limits had to be lifted. *No expert*: the tasks have none for this style. Strategies without a style are "
     "left out."
 )
 
-FLOORS = "Answers that got a floor instead of a score by the grader's rule, by the reason, of all instances and seeds."
+UNSCORED = "Counts of answers that the grader could not score and gave the lowest score, by its reason, over all seeds."
 
 ENDED = (
     "Counts of how the root ended, of all instances and seeds, in the episode whose answer counts. *Script executed* "
     "is the share of instances on which the script of the strategy was executed; on the others only the policy played."
 )
 
-# What scores mean, by the first name of each kind.
+# The explanation of each kind of score, by its first column.
 SCORE_MEANINGS = {
     "score": "The score is that of the grader, with partial credit.",
     "support_precision": (
@@ -87,7 +87,7 @@ def _format_mean(estimate: Estimate, digits: int) -> str:
 
 
 def _format_number(value: float, digits: int = 1) -> str:
-    """Below 1 with three significant digits: money is little per instance, and only 0 is printed as 0."""
+    """Return a number with three significant digits below 1, since the money of one instance is little."""
     if 0 < abs(value) < 1:
         return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}".rstrip("0")
     return f"{value:.{digits}f}"
@@ -143,12 +143,10 @@ def format_decisions(item: FamilyDecisions) -> str:
     seed_lines = []
     for seed, judged in item.seeds.items():
         reward = judged.free.reward
-        rewards = [reward, reward - judged.always.reward, reward - judged.never.reward]
+        rewards = [f"{reward:.3f}", f"{reward - judged.always.reward:.3f}", f"{reward - judged.never.reward:.3f}"]
         threshold = "never" if math.isinf(judged.threshold) else f"{judged.threshold:.0f}"
         rates = ["–" if rate is None else f"{rate:.2f}" for rate in (judged.precision, judged.recall, judged.f1)]
-        seed_lines.append(
-            [str(seed), *(f"{value:.3f}" for value in rewards), threshold, f"{judged.regret:.3f}", *rates]
-        )
+        seed_lines.append([str(seed), *rewards, threshold, f"{judged.regret:.3f}", *rates])
     seed_heads = ["seed", "reward", "- always", "- never", "best threshold", "regret", "precision", "recall", "F1"]
     return (
         f"**{item.family}{budget}: {item.triple.free}.** Share delegated / accuracy / total tokens / reward.\n\n"
@@ -157,8 +155,8 @@ def format_decisions(item: FamilyDecisions) -> str:
     )
 
 
-def format_floors(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
-    """Return what graders could not score by their rule; empty if they could score everything."""
+def format_unscored(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
+    """Return the counts of answers that graders could not score; empty if there are none."""
     lines = []
     for row in rows:
         for note, count in sorted(row.point.notes.items()):
@@ -190,11 +188,11 @@ def write_results(rows: ReportRows, settings: AnalysisSettings, path: Path) -> N
 
     `pooled` rows are of a whole family, with all its sizes together.
 
-    Wall-clock time has no interval, since it is measured by batch. Missing numbers are empty fields: costs where no
-    prompt fitted, scores that say nothing of the cell, a script. `floors` counts the answers that the grader gave a
-    floor, `ended_*` how roots ended. `perfect_execution_*` are means of the perfect player over
-    `perfect_execution_instances`; a strategy with several styles has those of the others under
-    `perfect_execution_STYLE_*`.
+    Wall-clock time has no interval, since it is measured by batch. A missing number is an empty field: a cost where no
+    prompt fitted, a score that the cell does not have, or `script_executed` of a strategy without a script. `floors`
+    counts the answers that the grader could not score, and `ended_*` how roots ended. `perfect_execution_*` are means
+    of the perfect player over `perfect_execution_instances`. A strategy with several styles has the costs of the other
+    styles under `perfect_execution_STYLE_*`.
     """
     # The first style of a strategy has the columns without a style in their names.
     other_styles: dict[Style, None] = {}
@@ -279,7 +277,7 @@ def format_equal_accuracies(comparisons: Sequence[PairedComparison], settings: A
 
 
 def write_equal_accuracy(comparisons: Sequence[PairedComparison], settings: AnalysisSettings, path: Path) -> None:
-    """Write the same as a CSV file: accuracies, the interval of their gap, ratios where they are comparable."""
+    """Write the comparisons at the largest budget as a CSV file; costs that are not comparable are empty fields."""
     heads = ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
     heads += interval_heads(["accuracy_gap", *(f"{cost}_ratio" for cost in settings.compared)])
     lines: list[list[object]] = []
@@ -297,7 +295,7 @@ def write_equal_accuracy(comparisons: Sequence[PairedComparison], settings: Anal
 
 
 def format_overview(
-    rows: Sequence[TableRow], settings: AnalysisSettings, variants: Mapping[str, str | None] | None = None
+    rows: Sequence[TableRow], settings: AnalysisSettings, variants: Mapping[str, str | None] | None
 ) -> str:
     """Return a table for terminals: one line per family and strategy, of all sizes together at the largest budget.
 
@@ -311,7 +309,7 @@ def format_overview(
     """
     before_rl = variants or {}
     has_before = any(row.strategy in before_rl.values() for row in rows)
-    heads = ["family", "strategy", "accuracy", *map(_cost_head, settings.compared)]
+    heads = ["family", "strategy", "accuracy", *map(_short, settings.compared)]
     if has_before:
         heads.insert(3, "before RL")
     lines = [heads]
@@ -333,10 +331,6 @@ def format_overview(
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
-def _cost_head(cost: str) -> str:
-    return cost_name(cost).removesuffix(" tokens")
-
-
 def _rank(row: TableRow, costs: Sequence[str]) -> tuple[float, float]:
     """Return the key by which rows are sorted."""
     return -row.accuracy.mean, row.costs.get(costs[0], MISSING).mean if costs else 0.0
@@ -345,7 +339,7 @@ def _rank(row: TableRow, costs: Sequence[str]) -> tuple[float, float]:
 # Files
 
 
-def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str] | None = None) -> tuple[str, str]:
+def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | None = None) -> tuple[str, str]:
     """Write table.md, results.csv, equal_accuracy.csv and plots into the folder of a source with results.
 
     Args:
@@ -370,10 +364,10 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
         verdict = describe_run(source, findings, comparisons)
         variants = {name: source.before.get(name) for name in source.final}
 
-    floors = format_floors(rows.of_cells, settings)
+    unscored = format_unscored(rows.of_cells, settings)
     head = headline(source.study, source.cells, settings)
-    if not floors:
-        head += " No answer got a floor from its grader."
+    if not unscored:
+        head += " The graders could score every answer."
     num_seeds = max(len(curves.seeds) for curves in source.cells)
     parts = [f"{head} {settings.intervals(num_seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     if comparisons:
@@ -388,8 +382,8 @@ def write_report(source: Source, notes: Sequence[str] = (), plots: Sequence[str]
     scores = format_scores(rows.of_cells, settings)
     if scores:
         parts += ["## Partial credit and support", scores]
-    if floors:
-        parts += ["## Floors", FLOORS, floors]
+    if unscored:
+        parts += ["## Answers that graders could not score", UNSCORED, unscored]
     if comparisons:
         parts += ["## At equal cost", EQUAL_COST, format_equal_costs(comparisons, settings)]
         equal = EQUAL_ACCURACY.format(min_difference=settings.min_difference)
@@ -414,7 +408,7 @@ def plot_name(cost: str) -> str:
 
 
 def write_page(page: Path, folder: Path, title: str, command: str, text: str, costs: Sequence[str]) -> None:
-    """A page of documentation: the command, the plots beside the page, and what table.md says."""
+    """Write a page of documentation: the command, the plots, which are copied beside it, and the text of table.md."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = []
     for cost in (*costs, WALL):

@@ -23,10 +23,10 @@ from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.frontier import Verdict
 from selfcest_eval.stats.statistics import Estimate
 
-MOSTLY = 0.5  # the share of groups without a gradient from which on most groups have none
-MIN_SEEDS = 3  # with fewer, luck of the weights cannot be told from the method
-SHOWN_FAILURES = 3  # in the answer to what failed; all failures stand above it on the page
-MIN_REGRET = 0.01  # in reward; a smaller regret is worth no training
+MOSTLY = 0.5  # the share of groups with equal returns above which RL has too few gradients
+MIN_SEEDS = 3  # with fewer seeds, the effect of the method cannot be separated from that of the seed
+SHOWN_FAILURES = 3  # lines of the answer to "What failed"; the page lists all failures above it
+MIN_REGRET = 0.01  # in reward; a smaller regret is not worth more training
 
 _REMEDIES = {
     "serial collapse": "show calls with several objectives in the warm start, or reward a short critical path",
@@ -49,7 +49,7 @@ _RUN_COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_
 
 
 def describe_warnings(findings: Findings, settings: AnalysisSettings) -> list[str]:
-    """Return what must be known before any gap is read."""
+    """Return the warnings that qualify every comparison, one per line."""
     names = settings.labels
     lines = [words.describe_unplayed(item, names) for item in findings.unplayed]
     lines += [words.describe_weak_baseline(row, names) for row in findings.weak_baselines]
@@ -57,9 +57,9 @@ def describe_warnings(findings: Findings, settings: AnalysisSettings) -> list[st
 
 
 def describe_study(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
-    """Return five lines that count where the subject is ahead and behind, cost by cost, of all comparisons.
+    """Return five lines: the comparisons, and how many are ahead, behind and undecided at each cost.
 
-    The last line has the costs of the subject over those of the others, where both are as accurate.
+    The last line has the ratios of the subject's costs to those of the others, where both are equally accurate.
     """
     subjects = dict.fromkeys(settings.labels[item.subject] for item in comparisons)
     strategies = dict.fromkeys(settings.labels[item.strategy] for item in comparisons)
@@ -137,9 +137,9 @@ class ReportAnswer:
     """One of the five answers at the top of a page.
 
     Attributes:
-        question: that it answers.
+        question: title of the answer.
         text: the answer.
-        see: sections of the page that have the numbers.
+        see: sections of the page with the numbers.
     """
 
     question: str
@@ -152,8 +152,9 @@ class SourceReport:
     """A source with its findings, and the texts at the top of its page.
 
     Attributes:
-        source, findings: see there.
-        failures: what must be known before any gap is read, a line each.
+        source: source of the report.
+        findings: findings on the source.
+        failures: warnings that qualify every comparison, one per line.
         answers: the five answers.
     """
 
@@ -240,7 +241,7 @@ def _certainty(source: Source, findings: Findings, baselines: Sequence[PairedCom
         undecided = sum(verdict in _UNDECIDED for verdict in verdicts)
         lines.append(f"{undecided} of {len(verdicts)} comparisons of families are undecided")
     if seeds == 1 and source.settings.crossed:
-        lines.append("the weights are those of one seed, and another may say otherwise")
+        lines.append("the weights are those of one seed, so another seed may give another result")
     return words.join_clauses(lines)
 
 
@@ -267,7 +268,7 @@ def _suggestions(
     if unsolved:
         means = "more tokens in its warm start" if source.run else "a policy that was trained for it"
         policies = words.join_with_and(list(unsolved))
-        yield f"before any gap is read, give {policies} {means}, until the smallest size is solved"
+        yield f"before comparing, give {policies} {means}, until the smallest size is solved"
     pathologies = {pathology.name: pathology for pathology in findings.pathologies}
     owners = {name: names.get(pathology.owner, pathology.owner) for name, pathology in pathologies.items()}
     if "never delegates" in pathologies:
@@ -291,7 +292,7 @@ def _suggestions(
             yield f"against {name} of {owners[name]}: {remedy}"
     seeds = len(source.cells[0].seeds) if source.cells else MIN_SEEDS
     if seeds < MIN_SEEDS and source.settings.crossed:
-        yield f"more seeds, as seeds={list(range(MIN_SEEDS))}: {seeds} cannot tell the method from luck"
+        yield f"more seeds, as seeds={list(range(MIN_SEEDS))}: {seeds} cannot separate the method from luck"
     if any(verdict in _UNDECIDED for verdict in _verdicts(baselines)):
         key = "evaluation.episodes" if source.run else "episodes"
         yield f"four times as many instances ({key}) to halve the intervals of undecided comparisons"

@@ -27,7 +27,7 @@ from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Poin
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import TableRow
 
-# Two frontiers over several costs at once, before the names of the costs.
+# The words for a verdict on two frontiers, which the names of the costs with this verdict follow.
 _AT_COSTS = {
     Verdict.TOO_FEW: f"not judged, on fewer than {MIN_INSTANCES} instances, at equal",
     Verdict.NO_DIFFERENCE: "not told apart at equal",
@@ -42,7 +42,7 @@ _AT_NO_COST = {
 }
 
 
-# What a reader must know before any gap
+# Warnings
 
 
 def describe_unplayed(item: UnplayedCell, names: Mapping[str, str]) -> str:
@@ -57,7 +57,7 @@ def describe_unsolved(row: TableRow, names: Mapping[str, str]) -> str:
 
 
 def describe_weak_baseline(row: TableRow, names: Mapping[str, str]) -> str:
-    return f"{describe_unsolved(row, names)}: no fair baseline there, whatever the gap, and its low cost is no merit"
+    return f"{describe_unsolved(row, names)}: it is no fair baseline there, and its low cost proves nothing"
 
 
 def describe_cheap_failure(strategy: str, names: Mapping[str, str]) -> str:
@@ -65,7 +65,7 @@ def describe_cheap_failure(strategy: str, names: Mapping[str, str]) -> str:
 
 
 def describe_failing_cells(failures: Sequence[CheapFailure], names: Mapping[str, str]) -> list[str]:
-    """Return a line for each strategy, with the cells on which it fails."""
+    """Return a line for each strategy, with the cells on which it fails and spends little."""
     cells_by_strategy: dict[str, list[str]] = {}
     for failure in failures:
         costs = f"{cost_name(failure.cost)} x{failure.ratio:.2f}"
@@ -83,7 +83,7 @@ def describe_pathology(pathology: CommonPathology, names: Mapping[str, str]) -> 
     return f"{owner}: {pathology.name}, {pathology.count.found} of {pathology.count.possible}"
 
 
-# What was learned, and what choices earn
+# Accuracy of variants, and decisions to delegate
 
 
 def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], min_difference: float) -> str:
@@ -93,7 +93,7 @@ def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], min_d
     if accuracy.before is None or accuracy.change is None:
         verb = "solves" if accuracy.is_solved else "does not solve"
         right_on = by_shift or f"{accuracy.mean:.2f} of all sizes"
-        return f"{name} {verb} the smallest {accuracy.family}, and is right on {right_on}, by imitation alone"
+        return f"{name} {verb} the smallest {accuracy.family}, and is right on {right_on}, from imitation only"
     change = (
         f"on {accuracy.family} accuracy went from {accuracy.before:.2f} to {accuracy.mean:.2f} "
         f"({accuracy.change.signed})"
@@ -107,7 +107,7 @@ def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], min_d
 
 
 def describe_shift(accuracy: ShiftAccuracy) -> str:
-    """Return both accuracies; empty where a family does not have both kinds of sizes."""
+    """Return both accuracies in words; empty if the family lacks trained sizes or sizes beyond."""
     if accuracy.trained is None or accuracy.beyond is None:
         return ""
     return f"{accuracy.trained:.2f} on trained sizes, {accuracy.beyond:.2f} beyond"
@@ -135,7 +135,7 @@ def describe_choice(decisions: PolicyDecisions, names: Mapping[str, str]) -> str
 
 
 def describe_decisions(decisions: PolicyDecisions) -> list[str]:
-    """Return the shares delegated, the rewards and the regrets, each before RL where that is known, and now."""
+    """Return two lines with the shares delegated, the rewards and the regrets, before RL if known and after it."""
     now = decisions.now
     stages = [now] if decisions.before is None else [decisions.before, now]
     shares = " -> ".join(" ".join(map("{:.2f}".format, stage.shares)) for stage in stages)
@@ -250,7 +250,7 @@ def describe_cost_ratios(pair: PointComparison, first: str, second: str, min_dif
 
 
 def format_ratio(ratio: Estimate | float) -> str:
-    """Return a ratio of two costs, as `x1.50`; an infinite one says that the other strategy spends none."""
+    """Return a ratio of two costs, as `x1.50`; words if it is infinite, since the second strategy spends none."""
     mean = ratio.mean if isinstance(ratio, Estimate) else ratio
     if math.isinf(mean):
         return "where the other has none"
