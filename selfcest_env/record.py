@@ -173,14 +173,9 @@ class Measure:
     in_series: Callable[[Iterable[float]], float] | None = None
 
 
-def _measured(
-    of: Callable[[EpisodeRecord], int],
-    over_samples: Callable[[Iterable[float]], float] = sum,
-    *,
-    compared: bool = True,
-    in_series: Callable[[Iterable[float]], float] | None = None,
-) -> Any:
-    return field(metadata={"measure": Measure(of, over_samples, compared, in_series)})
+def _measured(of: Callable[[EpisodeRecord], int], *arguments: Any, **options: Any) -> Any:
+    """Return a dataclass field with its `Measure`, which takes the other arguments."""
+    return field(metadata={"measure": Measure(of, *arguments, **options)})
 
 
 @dataclass(frozen=True)
