@@ -375,38 +375,21 @@ class Kernel:
         requests: tuple[CloneRequest, ...],
         grants: list[Amounts],
     ) -> None:
-        """Create every child whose grant covers its prompt, then start all of them. Refused children cost nothing."""
-        first = self._agents[agent_id].num_children
-        slots: list[AgentId | None] = []  # one for each request; `None` for a refused one
-        born: dict[AgentId, AgentState] = {}
-        refused: dict[int, Fault] = {}
-        board = self._board(agent_id)
-        for i, (request, grant) in enumerate(zip(requests, grants, strict=True)):
-            child_id = agent_id.child(first + len(born))
-            child = self._make_child(child_id, request, grant, board, born_at=len(self._agents[agent_id].turns))
-            least = child.context_tokens + 1  # its prompt and one token of an answer
-            can_start = grant.covers(Amounts(least, 1)) and fits_context(self.limits, least)
-            slots.append(child_id if can_start else None)
-            if not can_start:
-                refused[i] = Fault.PROMPT_TOO_LONG
-            elif child_id in self.absent:
-                reply = self.absent[child_id]
-                born[child_id] = child._replace(messages=(), context_tokens=0, status=Status.ABSENT, reply=reply)
-            else:
-                born[child_id] = child
-        self._close_turn(
-            agent_id,
-            replace(facts, outcome=Outcome.DELEGATED, children=tuple(born), refused=refused),
-        )
+        """Start the children of a call, and let the parent wait for them. Refused children cost nothing."""
+        born, refused = self._create_children(agent_id, requests, grants)
+        child_ids = iter(born)
+        slots = tuple(None if i in refused else next(child_ids) for i in range(len(requests)))
+        self._close_turn(agent_id, replace(facts, outcome=Outcome.DELEGATED, children=tuple(born), refused=refused))
         reserved = Amounts(self.rules.reply_bound(len(requests)))
         self.ledger.reserve(agent_id, reserved)
         present = {child_id: child for child_id, child in born.items() if child_id not in self.absent}
         # All grants leave the account in one step, before any child starts: none depends on a running sibling.
         self.ledger.lend(agent_id, {child_id: child.grant for child_id, child in present.items()})
-        self._agents[agent_id] = self._agents[agent_id]._replace(
+        parent = self._agents[agent_id]
+        self._agents[agent_id] = parent._replace(
             status=Status.WAITING,
-            call=Call(tuple(slots), refused, reserved, running=len(present)),
-            num_children=first + len(born),
+            call=Call(slots, refused, reserved, running=len(present)),
+            num_children=parent.num_children + len(born),
         )
         self._agents.update(born)
         for child_id, child in present.items():
@@ -414,6 +397,27 @@ class Kernel:
             self._open_turn(child_id, child.context_tokens)
         if not present:
             self._join(agent_id)
+
+    def _create_children(
+        self, parent_id: AgentId, requests: tuple[CloneRequest, ...], grants: list[Amounts]
+    ) -> tuple[dict[AgentId, AgentState], dict[int, Fault]]:
+        """Return the children whose grants cover their prompts, and the faults of the other objectives by position."""
+        parent = self._agents[parent_id]
+        born: dict[AgentId, AgentState] = {}
+        refused: dict[int, Fault] = {}
+        board = self._board(parent_id)
+        for i, (request, grant) in enumerate(zip(requests, grants, strict=True)):
+            child_id = parent_id.child(parent.num_children + len(born))
+            child = self._make_child(child_id, request, grant, board, born_at=len(parent.turns))
+            least = child.context_tokens + 1  # its prompt and one token of an answer
+            if not grant.covers(Amounts(least, 1)) or not fits_context(self.limits, least):
+                refused[i] = Fault.PROMPT_TOO_LONG
+            elif child_id in self.absent:
+                reply = self.absent[child_id]
+                born[child_id] = child._replace(messages=(), context_tokens=0, status=Status.ABSENT, reply=reply)
+            else:
+                born[child_id] = child
+        return born, refused
 
     def _make_child(
         self, child_id: AgentId, request: CloneRequest, grant: Amounts, board: Mapping[str, str], born_at: int
