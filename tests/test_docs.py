@@ -289,7 +289,7 @@ def test_the_training_page_names_every_loss_and_option_with_its_default() -> Non
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.count("|") == 5]
     for name in losses.LOSSES:
         assert f"| `{name}` |" in page
-        for option in dataclasses.fields(losses.find_loss(name)):
+        for option in dataclasses.fields(losses.LOSSES.load(name)):
             (default,) = [cells[3] for cells in rows if cells[1] == f"`{name}`" and cells[2] == f"`{option.name}`"]
             assert yaml.safe_load(default) == option.default
     for item in dataclasses.fields(losses.Importance):

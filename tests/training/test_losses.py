@@ -22,7 +22,7 @@ from selfcest_env.errors import ConfigError, PlugInError, TrainingError
 from selfcest_training.credit import Grpo
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import (
-    LOSSES as TERM_NAMES,
+    LOSSES as LOSS_REGISTRY,
 )
 from selfcest_training.learner.losses import (
     Cispo,
@@ -30,7 +30,6 @@ from selfcest_training.learner.losses import (
     Entropy,
     Kl,
     LossInputs,
-    find_loss,
     importance_weights,
     make_loss,
     make_loss_sum,
@@ -356,7 +355,7 @@ def of_sample(model: PreTrainedModel, sample: Sample) -> tuple[Tensor, Tensor]:
 @pytest.mark.usefixtures("installed")
 def test_what_is_no_loss_is_refused() -> None:
     with pytest.raises(PlugInError, match=r"'plain_loss:NoLoss': NoLoss lacks __call__\(\)"):
-        find_loss("plain_loss:NoLoss")
+        LOSS_REGISTRY.load("plain_loss:NoLoss")
     samples, _ = random_samples(1)
     with pytest.raises(TrainingError, match=r"'plain' returned shape \(\) for log-probs of shape"):
         learner_of(tiny()).policy_step(samples, LossConfig("plain", {"summed": True}))
@@ -385,7 +384,7 @@ def test_a_wrong_option_is_an_error_when_the_loss_is_made(name: str, options: di
 
 def test_an_unknown_loss_or_importance_is_named() -> None:
     with pytest.raises(ConfigError, match="unknown loss 'clip'.*Did you mean 'clipped'"):
-        find_loss("clip")
+        LOSS_REGISTRY.load("clip")
     with pytest.raises(ConfigError, match=r"Importance.level is 'episode'; expected one of none, token, sequence"):
         Importance("episode")  # type: ignore[arg-type]
     for cap in (0.5, math.nan):
@@ -411,7 +410,7 @@ TERMS = {"clipped": Clipped, "cispo": Cispo, "kl": Kl, "entropy": Entropy}
 
 
 def test_built_in_losses_are_found_by_name() -> None:
-    assert {name: type(make_loss(name, {}, where="")) for name in TERM_NAMES} == TERMS
+    assert {name: type(make_loss(name, {}, where="")) for name in LOSS_REGISTRY} == TERMS
 
 
 # Sampler and learner

@@ -1,4 +1,4 @@
-"""The loss: terms as pure functions, by name, and what is multiplied around them."""
+"""The loss: its terms as pure functions, the registry of terms, importance weights, and the weighted sum."""
 
 from selfcest_training.learner.losses.base import LossInputs, LossTerm, Need
 from selfcest_training.learner.losses.cispo import Cispo
@@ -16,7 +16,6 @@ from selfcest_training.learner.losses.kl import Kl
 from selfcest_training.learner.losses.registry import (
     LOSSES,
     LossSum,
-    find_loss,
     make_loss,
     make_loss_sum,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "Need",
     "chosen_logprobs",
     "entropies",
-    "find_loss",
     "importance_weights",
     "kl_to_reference",
     "make_loss",

@@ -27,19 +27,9 @@ LOSSES = Registry(
 )
 
 
-def find_loss(reference: str) -> type[LossTerm]:
-    """Return the class of a term.
-
-    Raises:
-        ConfigError: the name is unknown.
-        PlugInError: the class cannot be imported, or its objects cannot be called.
-    """
-    return LOSSES.load(reference)
-
-
 def make_loss(reference: str, options: Mapping[str, Any], *, where: str) -> LossTerm:
     """Build a term, each option checked against its annotation; errors name `where.option`."""
-    term = build(find_loss(reference), options, where=where)
+    term = build(LOSSES.load(reference), options, where=where)
     try:
         needs_of(term)
     except ValueError as error:
