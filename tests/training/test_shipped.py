@@ -23,6 +23,7 @@ from selfcest_eval.play.policies import ModelPolicy, parse_policy
 from selfcest_training import shipped
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config
+from selfcest_training.files import hash_file
 from selfcest_training.run.experiment import default_config
 from selfcest_training.shipped.__main__ import main
 
@@ -48,7 +49,9 @@ def test_they_are_the_variants_of_the_default_run_small_and_in_float32() -> None
 
 def test_the_manifest_says_what_made_them() -> None:
     manifest = json.loads((QUICK / "manifest.json").read_text(encoding="utf-8"))
-    weights = {variant: shipped.weights_digest(folder) for variant, folder in shipped.list_shipped_policies().items()}
+    weights = {
+        variant: hash_file(folder / "model.safetensors") for variant, folder in shipped.list_shipped_policies().items()
+    }
     assert manifest.pop("weights") == weights
     assert manifest == {"command": "selfcest train", "commit": "acec70f", "seed": 0}
 
@@ -191,7 +194,7 @@ def test_a_run_is_shipped_whole_or_not_at_all(run_model: Path, place: Path, tmp_
         "command": "selfcest train",
         "commit": "abc1234",
         "seed": 0,
-        "weights": {"delegating": shipped.weights_digest(model)},
+        "weights": {"delegating": hash_file(model / "model.safetensors")},
     }
 
 

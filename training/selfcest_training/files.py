@@ -214,11 +214,12 @@ def hash_files(folder: Path, *, hidden: bool = True) -> dict[str, str]:
         relative = path.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in relative.parts)
         if path.is_file() and (hidden or not is_hidden):
-            digest_by_path[str(relative)] = _hash_file(path)
+            digest_by_path[str(relative)] = hash_file(path)
     return digest_by_path
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -233,7 +234,7 @@ class FileOffset:
 
 def measure_offset(path: Path) -> FileOffset:
     """Return the offset at the end of a finished file."""
-    return FileOffset(path.stat().st_size, _hash_file(path))
+    return FileOffset(path.stat().st_size, hash_file(path))
 
 
 class AppendLog:

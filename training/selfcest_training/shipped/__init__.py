@@ -6,7 +6,6 @@ command that made it. `python -m selfcest_training.shipped` writes a folder.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as, to_stored
 from selfcest_training.config_file import dump_config, load_stored_config
-from selfcest_training.files import atomic_write
+from selfcest_training.files import atomic_write, hash_file
 
 HERE = Path(__file__).parent
 _WEIGHTS = "model.safetensors"
@@ -80,13 +79,7 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
             shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)
         (new / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         manifest = ShippedManifest(
-            command, commit, seed, {variant: weights_digest(new / model) for variant, model in models.items()}
+            command, commit, seed, {variant: hash_file(new / model / _WEIGHTS) for variant, model in models.items()}
         )
         (new / "manifest.json").write_text(json.dumps(to_stored(manifest), indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def weights_digest(model: Path) -> str:
-    """Compute the SHA-256 of a model's weights, as in a manifest."""
-    with (model / _WEIGHTS).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
