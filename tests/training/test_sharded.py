@@ -31,7 +31,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import read_episodes
 from selfcest_training.cluster import sharded
 from selfcest_training.cluster.group import HostedRanks, LearnerGroup
-from selfcest_training.cluster.partition import busy_share, check_ranks, partition, zero_weight_sample
+from selfcest_training.cluster.partition import busy_share, check_ranks, make_zero_weight_sample, partition
 from selfcest_training.cluster.processes import ProcessRanks
 from selfcest_training.cluster.rank import LearnerSpec, Rank, RankSpec
 from selfcest_training.cluster.timed_result import TimedResult
@@ -272,7 +272,7 @@ def test_what_cannot_be_is_refused_before_work(one: OneRank) -> None:
     learner = LearnerGroup(one, spec())
     with pytest.raises(RecordError, match="load them with the model and LoRA options"):
         learner.restore(alone(spec(model=PlugIn("tiny", {**SHAPE, "hidden_size": 16}))).state(), 0)
-    assert zero_weight_sample().weight == 0
+    assert make_zero_weight_sample().weight == 0
 
 
 def test_a_rank_loads_on_the_cpu_and_computes_when_it_is_sharded(one: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Assignment of micro-batches to ranks: a pure function of sizes, so that every rank computes the same assignment.
+"""Assigns micro-batches to ranks: a pure function of sizes, so that every rank computes the same assignment.
 
 Micro-batches are cut as in a single process and assigned in rounds. All ranks must make the same number of passes,
 since each pass gathers every layer from all of them. Missing micro-batches of the last round are padded with
@@ -53,8 +53,8 @@ def check_ranks(ranks: int, micro_batches: int, source: str) -> None:
         )
 
 
-def zero_weight_sample() -> Sample:
-    """Return a sample of two ids whose second id is trained with weight 0: a pass with a gradient of zero."""
+def make_zero_weight_sample() -> Sample:
+    """Make a sample of two ids whose second id is trained with weight 0, so that its gradient is zero."""
     zeros = np.zeros(2, dtype=np.float32)
     return Sample(
         episode_id="dummy",

@@ -76,7 +76,7 @@ class ProcessRanks(HostedRanks):
                 # The pipe may close a moment before the process has ended.
                 process.join(1.0)
                 answer = InfrastructureError(
-                    f"rank {rank} of {self._count} of the learner {exit_cause(process.exitcode)}, without a word"
+                    f"rank {rank} of {self._count} of the learner {exit_cause(process.exitcode)} before it answered"
                 )
             if isinstance(answer, str):
                 yield rank, RuntimeError(f"rank {rank} of {self._count} of the learner failed:\n{answer}")

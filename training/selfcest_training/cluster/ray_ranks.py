@@ -87,7 +87,7 @@ class RayRanks(HostedRanks):
             _, missing = ray.wait(starting, num_returns=ranks, timeout=config.start_seconds)
             if missing:
                 raise InfrastructureError(
-                    f"{len(missing)} of {ranks} ranks of the learner, which want {dict(config.learner_resources)} "
+                    f"{len(missing)} of {ranks} ranks of the learner, which need {dict(config.learner_resources)} "
                     f"each, did not start in cluster.start_seconds = {config.start_seconds:g}; look at `ray status`"
                 )
             started = [get_started(reference, "rank of the learner") for reference in starting]

@@ -181,7 +181,7 @@ class RolloutWorkers:
             self.facts: list[WorkerFacts] = [get_started(reference, "rollout worker") for reference in ready]
             if missing:
                 raise InfrastructureError(
-                    f"{len(missing)} of {len(starting)} rollout workers, which want {dict(config.rollout_resources)} "
+                    f"{len(missing)} of {len(starting)} rollout workers, which need {dict(config.rollout_resources)} "
                     f"each, did not start in cluster.start_seconds = {config.start_seconds:g}; look at `ray status`"
                 )
         except BaseException:

@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from selfcest_agents.lora import has_roles, merged_weights, trainable_state
 from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_env.errors import ConfigError
-from selfcest_training.cluster.partition import check_ranks, partition, zero_weight_sample
+from selfcest_training.cluster.partition import check_ranks, make_zero_weight_sample, partition
 from selfcest_training.learner.batch import Sample, TokenBatch, collate
 from selfcest_training.learner.forward import Forward, check_output_layer
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Rows
@@ -207,7 +207,7 @@ class ShardedLearner(Learner):
         for index in assignment[self._mesh.get_local_rank()]:
             if index is None:
                 # Every rank makes the same number of passes, since each pass gathers layers from all ranks.
-                function(collate([zero_weight_sample()], self.pad_id).to(self.model.device))
+                function(collate([make_zero_weight_sample()], self.pad_id).to(self.model.device))
             else:
                 local_results.append((index, function(self._collate(micro_batches[index]))))
         gathered: list[list[tuple[int, Result]]] = [[] for _ in range(self._mesh.size())]

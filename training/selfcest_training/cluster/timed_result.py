@@ -17,7 +17,7 @@ class TimedResult:
         value: the result.
         cpu_seconds: CPU time of the process since its last result, or since its start. The time of a process that dies
             before it answers is lost.
-        servers: what servers, such as those of judges, did for the call.
+        servers: counts of requests to servers, such as those of judges, during the call.
     """
 
     value: Any
@@ -26,7 +26,7 @@ class TimedResult:
 
 
 class CpuClock:
-    """CPU time of this process and its threads, without the processes that it has started."""
+    """Measures the CPU time of this process and its threads, without the processes that it has started."""
 
     def __init__(self) -> None:
         self._last = time.process_time()
