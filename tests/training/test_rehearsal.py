@@ -30,7 +30,7 @@ from selfcest_training.learner.batch import TokenBatch
 from selfcest_training.learner.options import ForwardOptions, Precision, Rows
 from selfcest_training.run.fake_cuda import FakeCudaTensor, fake_cuda
 from selfcest_training.run.job import Job, JobId, OnProgress
-from selfcest_training.run.rehearsal import rehearse, small_config
+from selfcest_training.run.rehearsal import make_small_config, rehearse
 
 RECIPES = Path(__file__).parents[2] / "training" / "configs" / "gpu"
 SHORT = (
@@ -143,7 +143,7 @@ def test_autocast_computes_layers_in_half_precision() -> None:
 def test_a_job_on_the_device_is_the_job_on_the_cpu(tmp_path: Path) -> None:
     """In float32 and with rows of one layout, the numbers of the log are equal."""
     config = recipe(tmp_path, "qwen3_06b_ledger.yaml", *SHORT)
-    small, _ = small_config(config, "delegating", tmp_path)
+    small, _ = make_small_config(config, "delegating", tmp_path)
     small = replace(small, forward=ForwardOptions(), rows=Rows.BUCKETED)
     logs = {}
     for device, context in (("cpu", nullcontext()), ("cuda", fake_cuda())):

@@ -13,7 +13,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_eval.report.serve import serve_report
 from selfcest_eval.report.sources import load_folder_config
 from selfcest_training.config import RunConfig
-from selfcest_training.run.display import EVERY, Display, print_status
+from selfcest_training.run.display import UPDATE_SECONDS, Display, print_status
 from selfcest_training.run.progress import read_run
 
 
@@ -47,4 +47,4 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
         display = stack.enter_context(Display(config, console))
         while True:
             display.update()
-            time.sleep(EVERY)
+            time.sleep(UPDATE_SECONDS)

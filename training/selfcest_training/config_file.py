@@ -46,7 +46,7 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
     for override in overrides:
         before = copy.deepcopy(data)
         apply_override(data, override)
-        additions += _added_keys(f"override {format_value(override)}", before, data)
+        additions += _find_added_keys(f"override {format_value(override)}", before, data)
     try:
         return parse(data)
     except ConfigError as error:
@@ -113,16 +113,16 @@ class _Addition:
         )
 
 
-def _added_keys(source: str, before: Any, after: Any, keys: tuple[str | int, ...] = ()) -> Iterator[_Addition]:
+def _find_added_keys(source: str, before: Any, after: Any, keys: tuple[str | int, ...] = ()) -> Iterator[_Addition]:
     """Find the keys that `source` added to mappings, between the values before and after it was applied."""
     if isinstance(before, list) and isinstance(after, list):
         for position, (old, new) in enumerate(zip(before, after, strict=False)):
-            yield from _added_keys(source, old, new, (*keys, position))
+            yield from _find_added_keys(source, old, new, (*keys, position))
     if not isinstance(before, dict) or not isinstance(after, dict):
         return
     for key, value in after.items():
         if key in before:
-            yield from _added_keys(source, before[key], value, (*keys, key))
+            yield from _find_added_keys(source, before[key], value, (*keys, key))
         elif before:
             yield _Addition(source, (*keys, str(key)), tuple(map(str, before)))
 
@@ -157,7 +157,7 @@ def _read(path: Path, seen: tuple[Path, ...], additions: list[_Addition]) -> dic
     except ConfigError as error:
         raise ConfigError(f"{path}: extends is {format_value(base)}: {error}") from error
     merged = _merge(extended, data)
-    additions += _added_keys(str(path), extended, merged)
+    additions += _find_added_keys(str(path), extended, merged)
     return merged
 
 
@@ -391,9 +391,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
                 node[key] = {}
             node = node[key]
         else:
-            node = node[_index(override, node, key)]
+            node = node[_parse_position(override, node, key)]
     if not isinstance(node, dict):
-        node[_index(override, node, leaf)] = value
+        node[_parse_position(override, node, leaf)] = value
     elif isinstance(node.get(leaf), dict) and value is None:
         # `null` deletes an entry with keys, for example a variant.
         del node[leaf]
@@ -401,7 +401,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         node[leaf] = value
 
 
-def _index(override: str, node: Any, key: str) -> int:
+def _parse_position(override: str, node: Any, key: str) -> int:
     """Parse the position of a list in the path of an override, as in `phases.0.tokens`."""
     if not isinstance(node, list) or not key.isdecimal() or len(key) > 9 or int(key) >= len(node):
         length = f"a list of {len(node)}" if isinstance(node, list) else format_value(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -17,7 +18,7 @@ from selfcest_agents.player import Player, TrainedPlayer
 from selfcest_agents.retries import FailureStats
 from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_env.errors import TrainingError
-from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.record import EpisodeGroup
 from selfcest_env.seeding import stream_seed
 from selfcest_training.config import RLConfig
 from selfcest_training.credit import fit
@@ -173,11 +174,10 @@ class Trainer:
         )
         failures += replay_failures
         failures.check(step, len(planned), config.retry)
+        # By identity: to compare groups by value would compare all their episodes.
         train_group_ids = {id(group) for group in train_groups}
-        failed_episodes: list[EpisodeRecord] = []
-        for group in result.groups:
-            if id(group) not in train_group_ids:
-                failed_episodes.extend(group.episodes)
+        failed_groups = [group for group in result.groups if id(group) not in train_group_ids]
+        failed_episodes = list(chain.from_iterable(group.episodes for group in failed_groups))
         played_groups = remove_episodes(groups, failed_episodes)
         return RolloutBatch(tuple(played_groups), tuple(train_groups), replayed, planned_episodes, rounds, failures)
 

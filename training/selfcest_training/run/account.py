@@ -31,7 +31,8 @@ class JobAccount:
         self._rl = rl
         self._compute_tokens = compute_tokens
         self._cpu_seconds = cpu_seconds
-        self._counted = cpu_seconds()
+        # CPU seconds that are in the state or were ignored.
+        self._counted_seconds = cpu_seconds()
 
     def spend(self, *, sampled: int = 0, scored: int = 0, trained: int = 0) -> None:
         """Count tokens that were generated, scored for credit, or trained on."""
@@ -56,13 +57,13 @@ class JobAccount:
             step=self.state.step + 1,
             num_updates=num_updates,
             demonstration_tokens=self.state.demonstration_tokens + demonstration_tokens,
-            cpu_seconds=self.state.cpu_seconds + now - self._counted,
+            cpu_seconds=self.state.cpu_seconds + now - self._counted_seconds,
         )
-        self._counted = now
+        self._counted_seconds = now
 
     def pause(self) -> None:
         """Ignore the CPU seconds since the last tick, which belong to a probe or an evaluation."""
-        self._counted = self._cpu_seconds()
+        self._counted_seconds = self._cpu_seconds()
 
     def begin_again(self) -> None:
         """Begin a new attempt at the warm start. The cost of the old one stays, and no pool is drawn twice."""

@@ -15,7 +15,7 @@ from selfcest_training.run.evaluator import Evaluator
 from selfcest_training.run.progress import DONE, WAITING, JobStatus, RunStatus, read_run
 
 # Seconds between two updates.
-EVERY = 1.0
+UPDATE_SECONDS = 1.0
 HEADS = ("job", "stage", "done", "left", "tokens/s", "return", "right", "clones", "checkpoint", "now")
 _UNKNOWN = "–"
 # Columns of a terminal that has room for the last of `HEADS`.

@@ -45,9 +45,9 @@ class Evaluator:
             variant, seed: the job.
             stage: before or after RL.
             player: plays with the job's weights and scores nothing.
-            report: is told the share that is done, in [0, 1], and a line of progress.
+            report: called with the share that is done, in [0, 1], and a line of progress.
         """
 
     def report(self, config: RunConfig) -> str:
-        """Write the tables of what the run's folder holds and return the text that a terminal shows."""
+        """Write the tables of the results in the run's folder, and return their text for a terminal."""
         return "nothing was evaluated: this run only trains"

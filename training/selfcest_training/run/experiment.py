@@ -38,7 +38,7 @@ from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import lock_folder
 from selfcest_training.planning.memory import check_device
 from selfcest_training.run.checkpoint import WARM_START, find_newest_checkpoint, list_checkpoints, read_manifest
-from selfcest_training.run.display import EVERY, Display, print_report
+from selfcest_training.run.display import UPDATE_SECONDS, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 from selfcest_training.run.job import FINAL_MODEL, LOGS, Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
@@ -331,7 +331,7 @@ def _run_jobs(
         processes = list(pool._processes.values())
         try:
             while not all(future.done() for future in futures):
-                wait([future for future in futures if not future.done()], EVERY, FIRST_COMPLETED)
+                wait([future for future in futures if not future.done()], UPDATE_SECONDS, FIRST_COMPLETED)
                 try:
                     display.update()
                 except OSError:

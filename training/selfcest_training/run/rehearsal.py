@@ -1,4 +1,4 @@
-"""A rehearsal of a config for a GPU: a small job of the same kind on a CUDA device that is not there.
+"""Rehearses a config for a GPU: runs a small job of the same kind on a fake CUDA device.
 
 It finds mistakes of device and dtype before a GPU is rented. `NOT_REACHED` says what it cannot find.
 """
@@ -40,7 +40,7 @@ SMALL_SIZES = {
     "head_dim": 16,
     "num_hidden_layers": 2,
 }
-# Of each phase of the warm start, and of one optimiser step: a few demonstrations.
+# Tokens of each phase of the warm start, which are one pool: a few demonstrations.
 PHASE_TOKENS = 2000
 
 
@@ -49,7 +49,7 @@ class Rehearsal:
     """One finished rehearsal.
 
     Attributes:
-        replaced: what the small job had in place of parts of the config, a phrase for each.
+        replaced: for each part of the config that the small job replaced, a phrase `PART by REPLACEMENT`.
         sampled_tokens, compute_tokens: of the small job, as in the metrics of a run.
         seconds: wall-clock time.
     """
@@ -74,7 +74,7 @@ def rehearse(config: RunConfig, variant: str, folder: Path, on_progress: OnProgr
         RuntimeError: the job mixed tensors of the host with tensors of the device.
     """
     start = time.monotonic()
-    small, replaced = small_config(config, variant, folder)
+    small, replaced = make_small_config(config, variant, folder)
     policy = small.variants[variant]
     first_step = replace(policy, rl=replace(policy.rl, steps=min(policy.rl.steps, 1)))
     with fake_cuda():
@@ -89,7 +89,7 @@ def _run_job(config: RunConfig, variant: str, on_progress: OnProgress) -> TrainS
         return job.state
 
 
-def small_config(config: RunConfig, variant: str, folder: Path) -> tuple[RunConfig, tuple[str, ...]]:
+def make_small_config(config: RunConfig, variant: str, folder: Path) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the config of a small job of the same kind, and a phrase for each part that it replaces.
 
     Limits, protocol, credit, losses, rows, adapters, precision and gradient checkpointing stay as they are.
@@ -111,7 +111,7 @@ def small_config(config: RunConfig, variant: str, folder: Path) -> tuple[RunConf
         replaced.append(f"attention {options['attention']} by sdpa")
         options["attention"] = "sdpa"
     source = folder / "small_model"
-    language_of(PlugIn(config.model.name, options)).save(small_model(str(options["source"])), source)
+    language_of(PlugIn(config.model.name, options)).save(build_small_model(str(options["source"])), source)
     sampler = config.sampler
     if sampler.name != "transformers":
         replaced.append(f"the engine {sampler.name} by that of transformers")
@@ -150,7 +150,7 @@ def small_config(config: RunConfig, variant: str, folder: Path) -> tuple[RunConf
     return small, tuple(replaced)
 
 
-def small_model(source: str) -> PreTrainedModel:
+def build_small_model(source: str) -> PreTrainedModel:
     """Build a model of the same architecture as `source`, with `SMALL_SIZES` and random weights.
 
     Raises:

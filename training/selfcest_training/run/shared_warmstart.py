@@ -32,11 +32,11 @@ def find_shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
         for variant, equal_variants in leaders.items():
             leader_id = JobId(variant, seed)
             # A leader in RL has no checkpoint of its warm start any more, so the others train their own.
-            if not config.variants[variant].warmstart.phases or _in_rl(_folder(config, leader_id)):
+            if not config.variants[variant].warmstart.phases or _in_rl(_checkpoints_folder(config, leader_id)):
                 continue
             jobs = [JobId(name, seed) for name in equal_variants]
             # A job with a checkpoint has begun and resumes from it.
-            waiting = [job for job in jobs if not list_checkpoints(_folder(config, job))]
+            waiting = [job for job in jobs if not list_checkpoints(_checkpoints_folder(config, job))]
             if waiting:
                 followers[leader_id] = waiting
     return followers
@@ -44,8 +44,8 @@ def find_shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
 
 def copy_warm_start(config: RunConfig, leader: JobId, follower: JobId) -> None:
     """Copy a finished warm start from one job to another."""
-    source = _folder(config, leader).parent
-    target = _folder(config, follower).parent
+    source = config.job_folder(leader.variant, leader.seed)
+    target = config.job_folder(follower.variant, follower.seed)
     newest = find_newest_checkpoint(source)
     assert newest is not None, "its job has ended"
     checkpoint, _ = newest
@@ -57,10 +57,10 @@ def copy_warm_start(config: RunConfig, leader: JobId, follower: JobId) -> None:
         shutil.copytree(checkpoint, partial)
 
 
-def _in_rl(folder: Path) -> bool:
-    paths = list_checkpoints(folder)
+def _in_rl(checkpoints: Path) -> bool:
+    paths = list_checkpoints(checkpoints)
     return bool(paths) and is_rl_checkpoint(paths[-1])
 
 
-def _folder(config: RunConfig, job: JobId) -> Path:
+def _checkpoints_folder(config: RunConfig, job: JobId) -> Path:
     return config.job_folder(job.variant, job.seed) / "checkpoints"
