@@ -1,8 +1,15 @@
-"""Limits and prices of a symbolic game, and the tables that the transition function reads instead of computing.
+"""Limits and prices of a symbolic game, and the lookup tables of its transition function.
 
-A symbol costs one token. An opening costs one token more than its symbols, an answer one, a call one per clone, the
-message with its replies one more than it has replies, and a line about a fault one. The rules are those of the text
-game: `limits` and these prices, given to its kernel, lead to the same grants, charges and endings (`twin`).
+| text | tokens |
+|---|---|
+| an opening with n symbols | n + 1 |
+| an answer | 1 |
+| a call of n clones | n |
+| the message with n replies | n + 1 |
+| a line about a fault | 1 |
+
+The rules are those of the text game: with `limits` and these prices, its kernel makes the same grants, charges and
+endings (`twin`).
 """
 
 from __future__ import annotations
@@ -19,10 +26,10 @@ from selfcest_env.errors import ConfigError, check_integer, did_you_mean
 from selfcest_env.symbolic.tasks import ForcedJoinTask, SymbolicTask, make_task
 from selfcest_env.types import Limits
 
-OPENING = 1  # tokens of an opening beside its symbols
-REPLIES = 1  # tokens of a message with replies beside the replies
+OPENING = 1  # tokens of an opening in addition to its symbols
+REPLIES = 1  # tokens of a message with replies in addition to the replies
 NOTICE = 1  # tokens of a line about a fault
-RESERVE = 1  # tokens of an answer; every agent keeps as many for one more answer
+RESERVE = 1  # tokens of an answer, which every agent keeps for one more answer
 WAIT = 0
 FIRST_ANSWER = 1
 UNLIMITED = 1 << 30  # a balance that no episode can use up, even divided among clones at every depth
