@@ -20,7 +20,7 @@ from selfcest_env import __version__
 from selfcest_env.stored import to_stored
 from selfcest_eval.play.results import Result
 from selfcest_eval.report.training_run import EvaluatedPolicy, EvaluationStage, make_run_study, read_run_results
-from selfcest_eval.stats.decision import judge, means
+from selfcest_eval.stats.decision import average_outcomes, judge_choices
 from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
 from studies.runner import CONFIGS, STUDIES, Rerun, git, selfcest, store_json
@@ -201,14 +201,14 @@ def _perfect_execution(results: Iterable[Result]) -> dict[str, Any]:
 
 def _decisions(item: FamilyDecisions) -> dict[str, Any]:
     """By size what the policy and both forced choices did, and what its choices were worth."""
-    judged = to_stored(judge([choice for played in item.sizes.values() for choice in played]))
+    judged = to_stored(judge_choices([choice for played in item.sizes.values() for choice in played]))
     ways = ("free", "always", "never")
     return {
         "n": sum(map(len, item.sizes.values())),
         **judged,
         "threshold": None if math.isinf(judged["threshold"]) else judged["threshold"],
         "sizes": {
-            size: {way: to_stored(means([getattr(choice, way) for choice in played])) for way in ways}
+            size: {way: to_stored(average_outcomes([getattr(choice, way) for choice in played])) for way in ways}
             for size, played in item.sizes.items()
         },
     }

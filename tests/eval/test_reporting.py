@@ -48,7 +48,7 @@ from selfcest_eval.report.pathologies import (
 from selfcest_eval.report.settings import make_settings
 from selfcest_eval.report.sources import Source, load_folder_config, read_sources
 from selfcest_eval.report.verdict import report_on
-from selfcest_eval.stats.decision import Choice, InstanceOutcome, judge
+from selfcest_eval.stats.decision import Choice, InstanceOutcome, judge_choices
 from selfcest_eval.stats.decision_table import FamilyDecisions, ForcedTriple
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.table import Curves
@@ -344,7 +344,7 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
         return Choice(*ways)
 
     played = {"s": [choice(2, 0.5)] * 10, "l": [choice(9, 0.9)] * 10}
-    judged = {0: judge([one for found in played.values() for one in found])}
+    judged = {0: judge_choices([one for found in played.values() for one in found])}
     item = FamilyDecisions(ForcedTriple("delegate", "always", "never"), "range", 240, played, judged)
     made = source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, decisions=[item])
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (

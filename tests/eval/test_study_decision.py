@@ -16,7 +16,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks import ExpertSource, make_source
 from selfcest_env.types import Limits
 from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
-from selfcest_eval.stats.decision import Choice, InstanceOutcome, best_threshold, judge
+from selfcest_eval.stats.decision import Choice, InstanceOutcome, find_best_threshold, judge_choices
 
 
 def outcome(size: int, delegated: bool, reward: float, tokens: int = 10) -> InstanceOutcome:
@@ -39,7 +39,7 @@ PLAYED = [
 
 
 def test_decisions_by_hand() -> None:
-    found = judge(PLAYED)
+    found = judge_choices(PLAYED)
     # Played: 0.5 + 0.6 + 0 + 0.3 + 0.3 = 1.7 over 5; three of five delegated; four of five right.
     assert astuple(found.free) == pytest.approx((0.6, 0.8, 0.34, (3 * 40 + 2 * 20) / 5))
     assert astuple(found.always) == pytest.approx((1.0, 0.8, (0.5 + 0.6 + 0.8 + 0.8) / 5, 40))
@@ -53,15 +53,15 @@ def test_decisions_by_hand() -> None:
 
 def test_a_policy_that_is_always_right_has_no_regret() -> None:
     best = [choice(2, False, 0.5, 0.9), choice(6, True, 0.8, 0.0)]
-    found = judge(best)
+    found = judge_choices(best)
     assert (found.regret, found.f1) == (0.0, 1.0)
 
 
 def test_never_is_a_threshold_and_nothing_to_find_is_no_score() -> None:
     costly = [choice(2, False, 0.5, 0.9), choice(6, False, 0.5, 0.8)]
-    found = judge(costly)
+    found = judge_choices(costly)
     assert (found.threshold, found.precision, found.recall, found.f1) == (math.inf, None, None, None)
-    assert best_threshold([choice(2, True, 0.9, 0.5)]) == (2, 0.9)
+    assert find_best_threshold([choice(2, True, 0.9, 0.5)]) == (2, 0.9)
 
 
 # Forced choices

@@ -53,7 +53,7 @@ from selfcest_eval.report.settings import describe_players
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.stats.frontier import Verdict, compare_frontiers, compare_points
 from selfcest_eval.stats.statistics import Estimate, Resampler
-from selfcest_eval.stats.table import curves_of
+from selfcest_eval.stats.table import make_curves
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.faults import ExitCode, get_exit_code
 from selfcest_training.files import write_text
@@ -581,7 +581,7 @@ def test_every_strategy_and_seed_plays_the_same_instances_and_none_that_training
     tmp_path: Path, finished: Path
 ) -> None:
     study = Study(parse_as(StudyConfig, small(tmp_path)))
-    (curves, _) = curves_of(read_results(finished / "results.jsonl"))
+    (curves, _) = make_curves(read_results(finished / "results.jsonl"))
     assert set(curves.task_ids) == {task.task_id for task in study.tasks["range", "2-6"]}
     assert len(curves.task_ids) == 6
 
@@ -1183,7 +1183,7 @@ def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: 
     }
     data = small(tmp_path, strategies=strategies, budgets=[12, 200], episodes=24, seeds=list(range(8)))
     data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "eval_sets": [{"family": "choice", "size": "any"}]}
-    (curves,) = curves_of(read_results(run(data) / "results.jsonl"))
+    (curves,) = make_curves(read_results(run(data) / "results.jsonl"))
     resampler = Resampler(24, 8, crossed=False, resamples=2000, confidence=0.95)
     prompts = [len(CODEC.encode_scripted(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
     # together: <call>+<sep>+</call>; <clone>+<asst> and 10 tokens, twice; <tool>a1b1<asst>; 10 tokens

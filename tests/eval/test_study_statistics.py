@@ -9,7 +9,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_eval.report.words import describe_frontier, describe_points
 from selfcest_eval.stats.frontier import GRID, Point, Verdict, compare_frontiers, compare_points, envelope
 from selfcest_eval.stats.statistics import Resampler, over_seeds, student_t
-from selfcest_eval.stats.table import Curves, rows_of
+from selfcest_eval.stats.table import Curves, make_rows
 
 
 def resampler(instances: int, seeds: int = 1, *, crossed: bool = False, resamples: int = 1000) -> Resampler:
@@ -120,7 +120,7 @@ def test_all_right_and_all_wrong_leave_room_for_what_was_not_seen() -> None:
 @pytest.mark.parametrize("right", [0.0, 1.0])
 def test_every_table_has_these_intervals(right: float) -> None:
     curves = Curves("f", "1", "in", tuple(map(str, range(30))), (0,), {"a": [Point(None, np.full((30, 1), right), {})]})
-    (row,) = rows_of(curves, resampler(30))
+    (row,) = make_rows(curves, resampler(30))
     assert str(row.accuracy) == ("1.00 [0.90, 1.00]" if right else "0.00 [0.00, 0.10]")
 
 

@@ -28,10 +28,10 @@ from selfcest_eval.play.forced import ForcedDecision
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
-from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.play.unplayable import describe_unplayable, drop_unplayable
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
-from selfcest_eval.stats.table import curves_of
+from selfcest_eval.stats.table import make_curves
 from selfcest_training.config_file import parse_as
 
 __all__ = ["serve"]  # the fixture
@@ -100,14 +100,14 @@ def test_what_one_strategy_could_not_play_is_left_out_of_all_and_bounded(tmp_pat
     folder = run(study(tmp_path, name="lost"))
     found, lost = results(folder), read_unplayable(folder / "results.jsonl")
     assert [(one.place.strategy, one.place.task_id) for one in lost] == [("delegate", task) for task in tasks[:2]]
-    (curves,) = curves_of(leave_out(found, lost))
+    (curves,) = make_curves(drop_unplayable(found, lost))
     assert curves.task_ids == tuple(tasks[2:])
     assert set(curves.strategies) == set(STRATEGIES), "every one without both"
 
     def right(strategy: str, among: Sequence[str]) -> int:
         return sum(r.grade.correct for r in whole if r.place.strategy == strategy and r.place.task_id in among)
 
-    head, *lines = unplayable_lines(found, lost)
+    head, *lines = describe_unplayable(found, lost)
     assert head.startswith("range 2-6: 2 of 10 instances could not be played and are left out of every strategy")
     assert head.endswith("at last by status 503")
     known = right("delegate", tasks[2:])

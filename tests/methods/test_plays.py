@@ -26,7 +26,7 @@ from selfcest_eval.play.costs import costs_of
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, PlayContext, Strategy, make_strategy
-from selfcest_eval.stats.decision import outcome_of
+from selfcest_eval.stats.decision import read_outcome
 from selfcest_eval.stats.decision_table import ForcedTriple, find_forced_triples
 from selfcest_methods.bandit import Bandit, compute_reward
 from selfcest_methods.decide_first import DecideFirst
@@ -246,7 +246,9 @@ def test_the_f1_of_explicit_decisions() -> None:
     reward = make_reward("correct")
     episodes = tuple(reward.score(one) for one in play(DecideFirst(), decides("delegate")))
     place = ResultKey("own", "2", "in", "decide_first", None, 0, "t")
-    found = outcome_of(Result("k", "p", place, episodes, 1, Grade(1.0, True, True), ending=Status.ANSWERED, costs=None))
+    found = read_outcome(
+        Result("k", "p", place, episodes, 1, Grade(1.0, True, True), ending=Status.ANSWERED, costs=None)
+    )
     assert (found.delegated, found.reward) == (True, 1.0)
     assert found.tokens == sum(episode.cost.total_tokens for episode in episodes)
 

@@ -30,7 +30,7 @@ from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import DelegatingStrategy, Instance, PlayContext, make_strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.stats.statistics import Resampler
-from selfcest_eval.stats.table import curves_of, rows_of
+from selfcest_eval.stats.table import make_curves, make_rows
 from selfcest_methods.board import NoteBoard
 from selfcest_methods.orchestrated import OrchestratedStrategy
 from selfcest_methods.playbook import Bullet, Playbook, get_task_identity
@@ -226,11 +226,11 @@ def test_the_share_of_executed_scripts_is_of_those_who_had_one() -> None:
     scripts = {"s0": None, "s1": True, "s2": False, "s3": None, "s4": True, "s5": True}
     played = [replace(result("it", task(SMALL, name), True, 100), executed=how) for name, how in scripts.items()]
     for results in (played, played[::-1], played[1:] + played[:1]):
-        (curves,) = curves_of(results)
-        (row,) = rows_of(curves, Resampler(len(played), 1, crossed=False, resamples=50, confidence=0.95))
+        (curves,) = make_curves(results)
+        (row,) = make_rows(curves, Resampler(len(played), 1, crossed=False, resamples=50, confidence=0.95))
         assert row.executed is not None
         assert row.executed.mean == 0.75
-    (curves,) = curves_of([replace(one, executed=None) for one in played])
+    (curves,) = make_curves([replace(one, executed=None) for one in played])
     assert curves.strategies["it"][0].executed is None
 
 

@@ -264,42 +264,41 @@ class Study:
         report: OnPlayed,
         loaded: Player | None,
     ) -> None:
-        missing: list[tuple[EvalCell, list[EvalItem]]] = []
+        missing_by_cell: list[tuple[EvalCell, list[EvalItem]]] = []
         for cell in cells:
             items = self._items_of(cell)
-            lacking = self._find_missing(items, cell, store)
-            if len(lacking) < len(items):
-                report(len(items) - len(lacking), str(cell))
-            if lacking:
-                missing.append((cell, lacking))
-        if not missing:
-            return  # no model is loaded if nothing is missing
+            missing = self._regrade_stored(items, cell, store)
+            if len(missing) < len(items):
+                report(len(items) - len(missing), str(cell))
+            if missing:
+                missing_by_cell.append((cell, missing))
+        if not missing_by_cell:
+            return  # the model need not be loaded
         with closing(policy.load(seed)) if loaded is None else nullcontext(loaded) as player:
-            for cell, lacking in missing:
-                strategy = self.strategies[cell.strategy]
-                context = self.context(cell)
-                for start in range(0, len(lacking), self.config.batch):
-                    batch = lacking[start : start + self.config.batch]
+            for cell, missing in missing_by_cell:
+                for start in range(0, len(missing), self.config.batch):
+                    batch = missing[start : start + self.config.batch]
                     # A cell of another strategy may have played the same episodes in this loop. For example,
                     # `self_consistency` and `best_of_n` judge the same samples.
-                    new = self._find_missing(batch, cell, store)
+                    new = self._regrade_stored(batch, cell, store)
                     new = [item for item in new if item.played not in self._unplayable]
                     start_time = time.perf_counter()
-                    played = self._play_items(new, cell, strategy, context, player)
+                    played = self._play_items(new, cell, player)
                     seconds = (time.perf_counter() - start_time) / max(1, len(new))
                     store.add(self._grade_items(cell, [(item, episodes, seconds) for item, episodes in played]))
                     report(len(batch), str(cell))
                     self._check_unplayable(cell.eval_set)
 
-    def _play_items(
-        self, items: Sequence[EvalItem], cell: EvalCell, strategy: Strategy, context: PlayContext, player: Player
-    ) -> list[tuple[EvalItem, Episodes]]:
+    def _play_items(self, items: Sequence[EvalItem], cell: EvalCell, player: Player) -> list[tuple[EvalItem, Episodes]]:
         """Return the episodes of the instances that can be played, and note the others as unplayable."""
+        strategy = self.strategies[cell.strategy]
+        context = self.context(cell)
         retrying = RetryingPlayer(player, self.config.max_retries)
 
         def play(items: Sequence[EvalItem]) -> list[Episodes]:
             return strategy.play([item.instance for item in items], context, retrying) if items else []
 
+        # The id of an episode is the name of its instance, a dot and the number of the sample.
         played, remaining, dropped = drop_failed(
             items, play, lambda item, episode: episode.rpartition(".")[0] == item.instance.name
         )
@@ -385,23 +384,23 @@ class Study:
             lifted=play.lifted,
         )
 
-    def _find_missing(self, items: Sequence[EvalItem], cell: EvalCell, store: Store) -> list[EvalItem]:
-        """Return the items that must be played.
+    def _regrade_stored(self, items: Sequence[EvalItem], cell: EvalCell, store: Store) -> list[EvalItem]:
+        """Store the results that follow from stored episodes, and return the items that must still be played.
 
-        Episodes that were played for another strategy or grader are graded again, and the results are stored.
+        These episodes were played for another strategy, or graded by another grader.
         """
-        must_be_played = []
+        missing = []
         regraded = []
         for item in items:
             if item.key in store:
                 continue
             result = store.find_episodes(item.played)
             if result is None:
-                must_be_played.append(item)
+                missing.append(item)
             else:
                 regraded.append((item, result.episodes, (result.costs or {}).get(WALL, 0.0)))
         store.add(self._grade_items(cell, regraded))
-        return must_be_played
+        return missing
 
     def _make_result(self, item: EvalItem, cell: EvalCell, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
         # Episodes from the store were scored by another reward, perhaps with another answer key.

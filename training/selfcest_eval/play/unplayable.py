@@ -59,13 +59,13 @@ class RetryingPlayer(Player):
         """Do nothing: the other player is closed by its owner."""
 
 
-def leave_out(results: Iterable[Result], unplayable: Sequence[Unplayable]) -> list[Result]:
+def drop_unplayable(results: Iterable[Result], unplayable: Sequence[Unplayable]) -> list[Result]:
     """Return the results on instances that every strategy has played, at every budget and with every seed."""
     left_out = {_instance(item.place) for item in unplayable}
     return [result for result in results if _instance(result.place) not in left_out]
 
 
-def unplayable_lines(results: Sequence[Result], unplayable: Sequence[Unplayable]) -> list[str]:
+def describe_unplayable(results: Sequence[Result], unplayable: Sequence[Unplayable]) -> list[str]:
     """Return lines on each eval set with instances that are left out.
 
     The first line has their number. The others have, for each strategy, the number of its unplayable instances and the

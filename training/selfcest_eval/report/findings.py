@@ -17,7 +17,7 @@ from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.decision_table import FamilyDecisions
 from selfcest_eval.stats.frontier import FrontierComparison, Point, PointComparison, compare_frontiers, compare_points
 from selfcest_eval.stats.statistics import Estimate, over_seeds
-from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
+from selfcest_eval.stats.table import Curves, TableRow, make_rows, pool_families
 
 SOLVED = 0.9  # least accuracy of a strategy that solves a cell
 CHEAP = 0.9  # a strategy that fails is cheap if it spends less than this fraction of the perfect player's cost
@@ -179,7 +179,7 @@ def analyze(source: Source) -> Findings:
     variants = source.final if source.run is not None else ()
     unsolved_variants = find_unsolved(of_cells, [name for name in variants if name not in settings.baselines])
     return Findings(
-        rows=ReportRows(of_cells, _estimate_rows(by_family(source.cells), settings)),
+        rows=ReportRows(of_cells, _estimate_rows(pool_families(source.cells), settings)),
         unplayed=find_unplayed(source.cells),
         weak_baselines=weak_baselines,
         unsolved_variants=unsolved_variants,
@@ -193,7 +193,7 @@ def analyze(source: Source) -> Findings:
 def _estimate_rows(cells: Sequence[Curves], settings: AnalysisSettings) -> list[TableRow]:
     rows: list[TableRow] = []
     for curves in cells:
-        rows += rows_of(curves, settings.resampler(curves))
+        rows += make_rows(curves, settings.resampler(curves))
     return rows
 
 
@@ -275,7 +275,7 @@ def find_variant_accuracies(source: Source, unsolved: Sequence[TableRow]) -> lis
         return []
     unsolved_keys = {(row.curves.family, row.strategy) for row in unsolved}
     accuracies = []
-    for curves in by_family(source.cells):
+    for curves in pool_families(source.cells):
         for strategy in source.final:
             if strategy not in curves.strategies:
                 continue
@@ -360,7 +360,7 @@ def compare_best_baselines(source: Source) -> list[PairedComparison]:
     """
     settings = source.settings
     comparisons = []
-    for curves in by_family(source.cells):
+    for curves in pool_families(source.cells):
         subject = settings.subject_on(curves)
         names = [name for name in source.final if name in curves.strategies and settings.labels[name] == name]
         baselines = [name for name in names if name != subject]

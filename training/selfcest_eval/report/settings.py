@@ -130,7 +130,7 @@ def check_result_keys(config: StudyConfig, results: Sequence[Result], file: Path
                 )
 
 
-def headline(config: StudyConfig, cells: Sequence[Curves], settings: AnalysisSettings) -> str:
+def describe_setup(config: StudyConfig, cells: Sequence[Curves], settings: AnalysisSettings) -> str:
     """Return the first sentences of a report: instances, budgets, costs and players."""
     sentences = [f"{describe_sizes_of_cells(cells)}, the same for all strategies; {len(cells[0].seeds)} seed(s)."]
     if config.budgets != (None,):

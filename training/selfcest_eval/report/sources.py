@@ -13,7 +13,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.structure import to_builtins
 from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.results import Result, read_unplayable
-from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.play.unplayable import describe_unplayable, drop_unplayable
 from selfcest_eval.report.jobs import JobLog, describe_failed_warm_starts, describe_restarts, read_jobs
 from selfcest_eval.report.pathologies import Count, PathologyCounter
 from selfcest_eval.report.settings import AnalysisSettings, check_result_keys, make_settings
@@ -27,7 +27,7 @@ from selfcest_eval.report.training_run import (
     sort_by_eval_set,
 )
 from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions, find_forced_triples
-from selfcest_eval.stats.table import Curves, curves_of
+from selfcest_eval.stats.table import Curves, make_curves
 from selfcest_training.config import EvalSet, RunConfig
 from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit.offline import read_groups
@@ -161,7 +161,7 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
         folders=[run.folder for run in configs],
         study=study,
         run=config,
-        cells=curves_of(sort_by_eval_set(study, results)) if results else [],
+        cells=make_curves(sort_by_eval_set(study, results)) if results else [],
         settings=make_settings(study, subjects=delegating[::-1] or tuple(variants)),
         decisions=find_decisions(study, results) if results else [],
         final=list(variants),
@@ -228,19 +228,19 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
     stored = read_file(file, bool(find_forced_triples(config)), counter.add_result if for_page else None)
     unplayable = read_unplayable(file)
     check_result_keys(config, stored, file)
-    results = leave_out(stored, unplayable)
+    results = drop_unplayable(stored, unplayable)
     settings = make_settings(config, crossed=crossed)
     final = [name for name in config.strategies if name not in settings.aside]
     return Source(
         name=config.name,
         folders=[config.folder],
         study=config,
-        cells=curves_of(results),
+        cells=make_curves(results),
         settings=settings,
         decisions=find_decisions(config, results),
         final=final,
         pathologies={key: count for key, count in counter.finish().items() if key[1] in final},
-        warnings=[*unplayable_lines(stored, unplayable), *format_server_counts(read_counts([config.folder]))],
+        warnings=[*describe_unplayable(stored, unplayable), *format_server_counts(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),
     )
 

@@ -15,11 +15,11 @@ from selfcest_eval.play.results import ENDINGS, SCORES
 from selfcest_eval.report import words
 from selfcest_eval.report.figures import draw_frontiers
 from selfcest_eval.report.findings import PairedComparison, ReportRows, analyze, compare_cells
-from selfcest_eval.report.settings import AnalysisSettings, headline
+from selfcest_eval.report.settings import AnalysisSettings, describe_setup
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import format_markdown_table, interval_fields, interval_heads, write_csv
 from selfcest_eval.report.verdict import describe_run, describe_study, describe_warnings
-from selfcest_eval.stats.decision import means
+from selfcest_eval.stats.decision import average_outcomes
 from selfcest_eval.stats.decision_table import DECISIONS_MEANING, FamilyDecisions
 from selfcest_eval.stats.frontier import PerfectExecution, Point
 from selfcest_eval.stats.statistics import MISSING, Estimate
@@ -137,7 +137,7 @@ def format_decisions(item: FamilyDecisions) -> str:
     for size, played in item.sizes.items():
         columns = []
         for way in ("free", "always", "never"):
-            mean = means([getattr(choice, way) for choice in played])
+            mean = average_outcomes([getattr(choice, way) for choice in played])
             columns.append(f"{mean.delegated:.2f} / {mean.accuracy:.2f} / {mean.tokens:.0f} / {mean.reward:.2f}")
         size_lines.append([size, *columns])
     seed_lines = []
@@ -365,7 +365,7 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
         variants = {name: source.before.get(name) for name in source.final}
 
     unscored = format_unscored(rows.of_cells, settings)
-    head = headline(source.study, source.cells, settings)
+    head = describe_setup(source.study, source.cells, settings)
     if not unscored:
         head += " The graders could score every answer."
     num_seeds = max(len(curves.seeds) for curves in source.cells)

@@ -21,7 +21,7 @@ from selfcest_eval.play.policies import SEED
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
-from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.play.unplayable import describe_unplayable, drop_unplayable
 from selfcest_eval.report.settings import check_result_keys
 from selfcest_training.config import RunConfig
 from selfcest_training.run.evaluator import EvaluationStage
@@ -215,7 +215,7 @@ def read_run_results(
                 files[_results_file(config, part.variant, part.stage, seed)] = None
     labels = {part.label(config) for part in complete}
     unplayable = [item for item in chain.from_iterable(map(read_unplayable, files)) if item.place.strategy in labels]
-    return leave_out(results, unplayable), [*notes, *unplayable_lines(results, unplayable)]
+    return drop_unplayable(results, unplayable), [*notes, *describe_unplayable(results, unplayable)]
 
 
 def read_file(path: Path, with_episodes: bool, on_result: Callable[[Path, Result], None] | None) -> list[Result]:

@@ -93,7 +93,7 @@ class Decisions:
     f1: float | None
 
 
-def outcome_of(result: Result) -> InstanceOutcome:
+def read_outcome(result: Result) -> InstanceOutcome:
     """Return the outcome of a result with its episodes.
 
     Raises:
@@ -111,7 +111,7 @@ def outcome_of(result: Result) -> InstanceOutcome:
     return InstanceOutcome(size, episode.cost.clones > 0, result.grade.correct, reward, tokens)
 
 
-def choices(results: Iterable[Result], free: str, always: str, never: str) -> list[Choice]:
+def pair_choices(results: Iterable[Result], free: str, always: str, never: str) -> list[Choice]:
     """Pair the instances that three strategies of a study have played, by eval set, budget, seed and task.
 
     Raises:
@@ -126,7 +126,7 @@ def choices(results: Iterable[Result], free: str, always: str, never: str) -> li
         place = result.place
         if place.strategy in outcomes:
             key = (place.family, place.size, place.budget, place.seed, place.task_id)
-            outcomes[place.strategy][key] = outcome_of(result)
+            outcomes[place.strategy][key] = read_outcome(result)
     for name, played in outcomes.items():
         if played.keys() != outcomes[free].keys() or not played:
             raise ConfigError(
@@ -136,7 +136,8 @@ def choices(results: Iterable[Result], free: str, always: str, never: str) -> li
     return [Choice(outcomes[free][key], outcomes[always][key], outcomes[never][key]) for key in outcomes[free]]
 
 
-def means(outcomes: Sequence[InstanceOutcome]) -> Means:
+def average_outcomes(outcomes: Sequence[InstanceOutcome]) -> Means:
+    """Return the means of one or more outcomes."""
     count = len(outcomes)
     return Means(
         sum(outcome.delegated for outcome in outcomes) / count,
@@ -146,7 +147,7 @@ def means(outcomes: Sequence[InstanceOutcome]) -> Means:
     )
 
 
-def best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
+def find_best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
     """Return the size from which on to delegate, and the mean reward of doing so.
 
     Of equally good sizes it is the largest, and never to delegate (infinite) comes first.
@@ -163,10 +164,10 @@ def best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
     return threshold, best / len(played)
 
 
-def judge(played: Sequence[Choice]) -> Decisions:
+def judge_choices(played: Sequence[Choice]) -> Decisions:
     """Return the value of the choices on one or more instances."""
-    threshold, threshold_reward = best_threshold(played)
-    free = means([choice.free for choice in played])
+    threshold, threshold_reward = find_best_threshold(played)
+    free = average_outcomes([choice.free for choice in played])
     # Where both choices earn the same there is nothing to decide.
     decisive = [choice for choice in played if choice.gain]
     num_hits = sum(choice.gain > 0 and choice.free.delegated for choice in decisive)
@@ -174,8 +175,8 @@ def judge(played: Sequence[Choice]) -> Decisions:
     num_delegated = sum(choice.free.delegated for choice in decisive)
     return Decisions(
         free=free,
-        always=means([choice.always for choice in played]),
-        never=means([choice.never for choice in played]),
+        always=average_outcomes([choice.always for choice in played]),
+        never=average_outcomes([choice.never for choice in played]),
         threshold=threshold,
         threshold_reward=threshold_reward,
         regret=threshold_reward - free.reward,

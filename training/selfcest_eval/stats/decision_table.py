@@ -9,7 +9,7 @@ from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.forced import AlwaysDelegates, NeverDelegates
 from selfcest_eval.play.results import Result
 from selfcest_eval.play.strategies import STRATEGIES, DelegatingStrategy, Strategy
-from selfcest_eval.stats.decision import Choice, Decisions, choices, judge
+from selfcest_eval.stats.decision import Choice, Decisions, judge_choices, pair_choices
 
 DECISIONS_MEANING = (
     "An instance is worth delegating if the forced choice *always* earns more on it than *never*, from the same "
@@ -93,9 +93,10 @@ def find_decisions(config: StudyConfig, results: Iterable[Result]) -> list[Famil
                 continue
             choices_by_size = {}
             for size in dict.fromkeys(r.place.size for r in played):
-                choices_by_size[size] = choices([r for r in played if r.place.size == size], *names)
+                choices_by_size[size] = pair_choices([r for r in played if r.place.size == size], *names)
             decisions_by_seed = {}
             for seed in sorted({r.place.seed for r in played}):
-                decisions_by_seed[seed] = judge(choices([r for r in played if r.place.seed == seed], *names))
+                choices = pair_choices([r for r in played if r.place.seed == seed], *names)
+                decisions_by_seed[seed] = judge_choices(choices)
             decisions.append(FamilyDecisions(triple, family, budget, choices_by_size, decisions_by_seed))
     return decisions

@@ -44,7 +44,7 @@ class Curves:
         return f"{self.family} {self.size_name}"
 
 
-def curves_of(results: Iterable[Result]) -> list[Curves]:
+def make_curves(results: Iterable[Result]) -> list[Curves]:
     """Return the curves of each eval set.
 
     Raises:
@@ -55,10 +55,10 @@ def curves_of(results: Iterable[Result]) -> list[Curves]:
     for result in results:
         by_eval_set = policies if result.place.style is None else experts
         by_eval_set.setdefault(result.place.eval_set, []).append(result)
-    return [_curves(of_set, experts.get(eval_set, ())) for eval_set, of_set in policies.items()]
+    return [_make_curves_of_set(of_set, experts.get(eval_set, ())) for eval_set, of_set in policies.items()]
 
 
-def _curves(results: Sequence[Result], experts: Sequence[Result]) -> Curves:
+def _make_curves_of_set(results: Sequence[Result], experts: Sequence[Result]) -> Curves:
     place = results[0].place
     result_at = {(r.place.strategy, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
     tasks = tuple(dict.fromkeys(r.place.task_id for r in results))
@@ -66,7 +66,7 @@ def _curves(results: Sequence[Result], experts: Sequence[Result]) -> Curves:
     costs: dict[str, None] = {}  # an ordered set: the order in which results name their costs
     for result in results:
         costs |= dict.fromkeys(result.costs or ())
-    measured = _measured(results)
+    measured = _find_measured_scores(results)
     curves: dict[str, list[Point]] = {}
     for strategy, budget in dict.fromkeys((r.place.strategy, r.place.budget) for r in results):
         missing = [(t, s) for t, s in product(tasks, seeds) if (strategy, budget, t, s) not in result_at]
@@ -78,15 +78,15 @@ def _curves(results: Sequence[Result], experts: Sequence[Result]) -> Curves:
             )
         played = [result_at[strategy, budget, task, seed] for task, seed in product(tasks, seeds)]
         of_experts = [r for r in experts if (r.place.strategy, r.place.budget) == (strategy, budget)]
-        point = _point(budget, played, len(tasks), list(costs), measured)
-        point = replace(point, perfect_execution=_perfect_execution(of_experts, tasks))
+        point = _make_point(budget, played, len(tasks), list(costs), measured)
+        point = replace(point, perfect_execution=_make_perfect_executions(of_experts, tasks))
         curves.setdefault(strategy, []).append(point)
     for points in curves.values():
         points.sort(key=lambda point: point.order)
     return Curves(place.family, place.size, place.shift, tasks, seeds, curves)
 
 
-def _point(
+def _make_point(
     budget: int | None, results: Sequence[Result], num_tasks: int, costs: Sequence[str], scores: Sequence[str]
 ) -> Point:
     """Return the point of results that are ordered by task and then by seed."""
@@ -114,7 +114,7 @@ def _point(
     )
 
 
-def _perfect_execution(results: Sequence[Result], tasks: Sequence[str]) -> dict[Style, PerfectExecution]:
+def _make_perfect_executions(results: Sequence[Result], tasks: Sequence[str]) -> dict[Style, PerfectExecution]:
     """Return the costs of each style's expert, which plays an instance the same whatever the policy's seed."""
     result_by_task: dict[Style, dict[str, Result]] = {}
     for result in results:
@@ -136,7 +136,7 @@ def _perfect_execution(results: Sequence[Result], tasks: Sequence[str]) -> dict[
     return executions
 
 
-def _measured(results: Sequence[Result]) -> list[str]:
+def _find_measured_scores(results: Sequence[Result]) -> list[str]:
     """Return the scores worth a column: those that all results have, and the grader's if some credit is partial."""
     is_partial = any(result.grade.score != result.grade.correct for result in results)
     names = []
@@ -159,7 +159,7 @@ class TableRow:
     executed: Estimate | None
 
 
-def rows_of(curves: Curves, resampler: Resampler) -> list[TableRow]:
+def make_rows(curves: Curves, resampler: Resampler) -> list[TableRow]:
     """Return the rows of an eval set, by budget and then by strategy."""
     rows = []
     for strategy, points in curves.strategies.items():
@@ -172,22 +172,22 @@ def rows_of(curves: Curves, resampler: Resampler) -> list[TableRow]:
     return sorted(rows, key=lambda row: row.point.order)
 
 
-def by_family(curves_of_sets: Sequence[Curves]) -> list[Curves]:
+def pool_families(curves_of_sets: Sequence[Curves]) -> list[Curves]:
     """Return the curves of each family, with the instances of all its sizes together."""
     families: dict[str, list[Curves]] = {}
     for curves in curves_of_sets:
         families.setdefault(curves.family, []).append(curves)
-    return [_pooled(of_family) for of_family in families.values()]
+    return [_pool_sizes(of_family) for of_family in families.values()]
 
 
-def _pooled(curves_of_sets: Sequence[Curves]) -> Curves:
+def _pool_sizes(curves_of_sets: Sequence[Curves]) -> Curves:
     """Return the curves of several eval sets of one family as those of one."""
     first = curves_of_sets[0]
     pooled_points = {}
     for strategy in first.strategies:
         points_of_sets = [curves.strategies[strategy] for curves in curves_of_sets]
         # Point i of every eval set is of the same budget.
-        pooled_points[strategy] = [_stacked(points) for points in zip(*points_of_sets, strict=True)]
+        pooled_points[strategy] = [_concatenate_points(points) for points in zip(*points_of_sets, strict=True)]
     task_ids: list[str] = []
     for curves in curves_of_sets:
         # Two sizes may have a task of the same id.
@@ -196,7 +196,7 @@ def _pooled(curves_of_sets: Sequence[Curves]) -> Curves:
     return Curves(first.family, size, "in", tuple(task_ids), first.seeds, pooled_points)
 
 
-def _stacked(points: Sequence[Point]) -> Point:
+def _concatenate_points(points: Sequence[Point]) -> Point:
     """Return the points of several eval sets at one budget as one point."""
     correct = np.concatenate([point.correct for point in points])
     costs: dict[str, Values] = {}
