@@ -112,8 +112,8 @@ class V0Router(Strategy, Checked):
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
         return self._find_strategy(episodes).choose(episodes, grades)
 
-    def waited(self, episodes: Episodes) -> bool:
-        return self._find_strategy(episodes).waited(episodes)
+    def ran_in_series(self, episodes: Episodes) -> bool:
+        return self._find_strategy(episodes).ran_in_series(episodes)
 
     def executed(self, episodes: Episodes) -> bool | None:
         return self._find_strategy(episodes).executed(episodes)

@@ -52,11 +52,11 @@ FONTS = {"sans": "DejaVuSans.ttf", "bold": "DejaVuSans-Bold.ttf", "mono": "DejaV
 def draw_svg(record: EpisodeRecord) -> str:
     """Return the whole episode as SVG. The colours of dark mode need a browser."""
     nodes = nodes_of_record(record)
-    layout = _layout(nodes)
+    layout = _make_layout(nodes)
     width = layout.size[0]
     height = layout.size[1] + FOOT_HEIGHT
     label = f"{shorten(record.task.prompt)}: {_describe_cost(record)}"
-    drawn = "\n".join(_element(shape) for shape in _shapes(record, nodes, layout, _describe_cost(record)))
+    drawn = "\n".join(_format_element(shape) for shape in _list_shapes(record, nodes, layout, _describe_cost(record)))
     classes = {"page", *" ".join(re.findall(r'class="([^"]*)"', drawn)).split()}
     dark = "".join(f".{name}{{fill:{tone.dark}}}" for name, tone in TONES.items() if name in classes)
     dark += "".join(f".{name}-line{{stroke:{tone.dark}}}" for name, tone in TONES.items() if f"{name}-line" in classes)
@@ -72,7 +72,7 @@ def draw_svg(record: EpisodeRecord) -> str:
 
 def draw_frames(record: EpisodeRecord) -> Iterator[Image]:
     """Yield the episode at its beginning and after each of its turns, in the order in which they ended."""
-    layout = _layout(nodes_of_record(record))
+    layout = _make_layout(nodes_of_record(record))
     scale = min(2.0, GIF_PIXELS / layout.size[0]) if layout.texts else 1.0
     width = round(layout.size[0] * scale)
     height = round((layout.size[1] + FOOT_HEIGHT) * scale)
@@ -84,7 +84,7 @@ def draw_frames(record: EpisodeRecord) -> Iterator[Image]:
         spent = sum(node.spent for node in nodes)
         has_ended = done == num_turns
         foot = _describe_cost(record) if has_ended else f"{done} of {num_turns} turns, {spent:,} tokens"
-        yield paint(_shapes(record, nodes, layout, foot, has_ended), width, height, scale, _letters)
+        yield paint(_list_shapes(record, nodes, layout, foot, has_ended), width, height, scale, _draw_letters)
         ready = [(node.agent_id, turns_played.get(node.agent_id, 0)) for node in nodes if node.status is Status.READY]
         if ready:
             agent_id = timeline.first_to_end(ready)
@@ -100,11 +100,11 @@ def draw_gif(record: EpisodeRecord) -> bytes:
         codes.append(shifted.sum(-1, dtype=np.uint32))
     colours, counts = np.unique(np.concatenate([code.ravel() for code in codes]), return_counts=True)
     palette = np.sort(colours[np.argsort(-counts, kind="stable")[:256]])
-    table = _nearest(_rgb(colours), _rgb(palette))
+    table = _find_nearest(_split_rgb(colours), _split_rgb(palette))
     images = []
     for code in codes:
         image = Pillow.fromarray(table[np.searchsorted(colours, code)])
-        image.putpalette(_rgb(palette).astype(np.uint8).tobytes())
+        image.putpalette(_split_rgb(palette).astype(np.uint8).tobytes())
         images.append(image)
     stream = BytesIO()
     times = [FRAME_MS] * (len(images) - 1) + [LAST_FRAME_MS]
@@ -112,11 +112,11 @@ def draw_gif(record: EpisodeRecord) -> bytes:
     return stream.getvalue()
 
 
-def _rgb(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
+def _split_rgb(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
     return np.stack([(codes >> shift) & 255 for shift in (16, 8, 0)], -1).astype(np.int64)
 
 
-def _nearest(colours: NDArray[np.int64], palette: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _find_nearest(colours: NDArray[np.int64], palette: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return for each colour the index of the nearest colour of the palette."""
     # In parts, since all pairs of colours at once take too much memory.
     parts = np.array_split(colours, 1 + len(colours) // 4096)
@@ -124,7 +124,7 @@ def _nearest(colours: NDArray[np.int64], palette: NDArray[np.int64]) -> NDArray[
     return np.concatenate(indices).astype(np.uint8)
 
 
-def _layout(nodes: Sequence[Node]) -> Layout:
+def _make_layout(nodes: Sequence[Node]) -> Layout:
     layout = Layout.with_texts(nodes)
     if layout.size[0] <= MAX_SIZE[0] and layout.size[1] <= MAX_SIZE[1]:
         lacking = max(0.0, MIN_WIDTH - layout.size[0])
@@ -134,7 +134,7 @@ def _layout(nodes: Sequence[Node]) -> Layout:
     return Layout.fitted(nodes, MAX_SIZE[0], int(min(MAX_SIZE[1], 2 * MARGIN + rows * 2 * (BOX_HEIGHT + GAP_Y))))
 
 
-def _shapes(
+def _list_shapes(
     record: EpisodeRecord, nodes: Sequence[Node], layout: Layout, foot: str, has_ended: bool = True
 ) -> Iterator[Shape]:
     critical = {agent_id for agent_id, _ in Timeline(record).critical} if has_ended else set()
@@ -151,14 +151,14 @@ def _describe_cost(record: EpisodeRecord) -> str:
 
 # SVG
 
-_NAMES = {tone: name for name, tone in TONES.items()}
+_TONE_NAMES = {tone: name for name, tone in TONES.items()}
 
 
-def _element(shape: Shape) -> str:
+def _format_element(shape: Shape) -> str:
     match shape:
         case Box():
             line = "" if shape.stroke is None else f' stroke="{shape.stroke.light}"'
-            classes = _NAMES[shape.fill] + ("" if shape.stroke is None else f" {_NAMES[shape.stroke]}-line")
+            classes = _TONE_NAMES[shape.fill] + ("" if shape.stroke is None else f" {_TONE_NAMES[shape.stroke]}-line")
             return (
                 f'<rect class="{classes}" x="{shape.x:.4g}" y="{shape.y:.4g}" width="{shape.width:.4g}" '
                 f'height="{shape.height:.4g}" rx="{shape.round:.3g}" fill="{shape.fill.light}"{line}/>'
@@ -166,7 +166,7 @@ def _element(shape: Shape) -> str:
         case EdgeCurve():
             middle = (shape.y1 + shape.y2) / 2
             return (
-                f'<path class="{_NAMES[shape.stroke]}-line" d="M{shape.x1:.4g} {shape.y1:.4g}C{shape.x1:.4g} '
+                f'<path class="{_TONE_NAMES[shape.stroke]}-line" d="M{shape.x1:.4g} {shape.y1:.4g}C{shape.x1:.4g} '
                 f'{middle:.4g} {shape.x2:.4g} {middle:.4g} {shape.x2:.4g} {shape.y2:.4g}" fill="none" '
                 f'stroke="{shape.stroke.light}" stroke-width="{shape.width:.3g}"/>'
             )
@@ -174,7 +174,7 @@ def _element(shape: Shape) -> str:
             anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
             text = escape(shape.text, quote=False)
             return (
-                f'<text class="{shape.face} {_NAMES[shape.fill]}" x="{shape.x:.4g}" y="{shape.y:.4g}" '
+                f'<text class="{shape.face} {_TONE_NAMES[shape.fill]}" x="{shape.x:.4g}" y="{shape.y:.4g}" '
                 f'font-size="{shape.size:.3g}"{anchor} fill="{shape.fill.light}">{text}</text>'
             )
 
@@ -182,8 +182,8 @@ def _element(shape: Shape) -> str:
 # Letters of a GIF
 
 
-def _letters(text: str, size: float, face: str) -> tuple[Mask, float]:
-    font = _font(face, round(size))
+def _draw_letters(text: str, size: float, face: str) -> tuple[Mask, float]:
+    font = _load_font(face, round(size))
     ascent, descent = font.getmetrics()
     ink = Pillow.new("L", (max(1, int(np.ceil(font.getlength(text)))), ascent + descent))
     ImageDraw.Draw(ink).text((0, 0), text, 255, font)
@@ -191,6 +191,6 @@ def _letters(text: str, size: float, face: str) -> tuple[Mask, float]:
 
 
 @lru_cache
-def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
+def _load_font(face: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font of matplotlib's, which have the marks of states."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / FONTS[face]), size)

@@ -45,10 +45,10 @@ class Page:
 
     def render(self) -> str:
         """Return the page as HTML."""
-        style = "\n".join([_colours(), *(read_asset(name) for name in ("page.css", *self.styles))])
+        style = "\n".join([_format_colours(), *(read_asset(name) for name in ("page.css", *self.styles))])
         script = "\n".join(read_asset(name) for name in ("page.js", *self.scripts))
         policy = (
-            f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
+            f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; img-src data:; "
             "base-uri 'none'; form-action 'none'"
         )
         blocks = [(name, dump_json(value)) for name, value in self.data.items()]
@@ -100,7 +100,7 @@ def round_number(value: float) -> float | int | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _hash(text: str) -> str:
+def _hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -109,6 +109,6 @@ def read_asset(name: str) -> str:
     return (files(__package__) / name).read_text("utf-8")
 
 
-def _colours() -> str:
+def _format_colours() -> str:
     tones = (f"--{name}: light-dark({tone.light}, {tone.dark});" for name, tone in TONES.items())
     return ":root { " + " ".join(tones) + " }"

@@ -62,14 +62,14 @@ def replay_episode(record: EpisodeRecord, renderers: Sequence[Renderer], timelin
     """Replay an episode with the first renderer whose rules make this episode of its turns."""
     for renderer in renderers:
         try:
-            return _replay(record, renderer, timeline)
+            return _replay_with(record, renderer, timeline)
         except RecordError:
             continue
     blocks = {agent.agent_id: _blocks_of_record(record, agent.agent_id) for agent in record.agents}
     return ReplayedEpisode(None, blocks, ())
 
 
-def _replay(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) -> ReplayedEpisode:
+def _replay_with(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) -> ReplayedEpisode:
     """Replay a record turn by turn, in the order of the timeline.
 
     Returns:

@@ -87,8 +87,8 @@ def make_viewer_page(
         raise RecordError("there is no episode to show")
     builder = PageBuilder(renderers, schemes, {view.key: number for number, view in enumerate(shown)})
     # Their order decides the numbers of texts in the page.
-    episodes = [builder.episode(number, view) for number, view in enumerate(shown)]
-    rows = [builder.row(name, view) for name, view in zip(_unique_names(shown), shown, strict=True)]
+    episodes = [builder.make_episode(number, view) for number, view in enumerate(shown)]
+    rows = [builder.make_row(name, view) for name, view in zip(_make_unique_names(shown), shown, strict=True)]
     columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
     return Page(
         title,
@@ -105,7 +105,7 @@ def make_viewer_page(
     )
 
 
-def _unique_names(shown: Sequence[EpisodeView]) -> list[str]:
+def _make_unique_names(shown: Sequence[EpisodeView]) -> list[str]:
     """Return the ids of episodes, with a number where an episode before has the same id.
 
     Half a surrogate pair, which no address can hold, is a question mark.
@@ -129,7 +129,7 @@ class _ValueTable:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)
 
-    def number(self, key: object, value: object) -> int:
+    def add(self, key: object, value: object) -> int:
         if key not in self._numbers:
             self._numbers[key] = len(self._values)
             self._values.append(value)
@@ -161,44 +161,44 @@ class PageBuilder:
         for advantages, weights, scheme in zip(self._advantages, self._weights, self.schemes, strict=True):
             for file, credits in enumerate(scheme.credits):
                 for credit in credits:
-                    advantages |= {(file, key): _numbers(value) for key, value in credit.advantage.items()}
+                    advantages |= {(file, key): _round_numbers(value) for key, value in credit.advantage.items()}
                     advantages |= {(file, key): "excluded" for key in credit.excluded}
                     weights |= {(file, key): value for key, value in credit.weight.items()}
         self._replays: dict[int, list[int]] = {}
         for (file, name), number in self.numbers.items():
-            original = self._original_number(file, name)
+            original = self._find_original(file, name)
             if original is not None:
                 self._replays.setdefault(original, []).append(number)
 
-    def _original_number(self, file: int, episode_id: str) -> int | None:
+    def _find_original(self, file: int, episode_id: str) -> int | None:
         """Return the number of the episode that this episode replays; `None`: it is no replay, or not shown."""
         original_id = replayed_episode(episode_id)
         return None if original_id is None else self.numbers.get((file, original_id))
 
-    def text(self, text: str, is_trusted: bool = False) -> int:
+    def add_text(self, text: str, is_trusted: bool = False) -> int:
         """Return the number of a text; a trusted text is from this project, and not from a model or a task."""
-        return self.texts.number((text, is_trusted), [text, 1] if is_trusted else [text])
+        return self.texts.add((text, is_trusted), [text, 1] if is_trusted else [text])
 
-    def row(self, name: str, view: EpisodeView) -> tuple[Any, ...]:
+    def make_row(self, name: str, view: EpisodeView) -> tuple[Any, ...]:
         """Return the fields of `COLUMNS`."""
         record = view.record
         cost = record.cost
         metadata = record.task.metadata
         return (
             name,
-            _outcome(view),
+            _get_outcome(view),
             str(metadata.get("family", record.task.source)),
             str(metadata.get("size", "")),
             cost.clones,
             cost.total_tokens,
             cost.critical_path_tokens,
             None if record.reward_terms is None else round_number(record.team_return),
-            self.text(record.task.prompt),
-            self._original_number(view.file, record.episode_id),
+            self.add_text(record.task.prompt),
+            self._find_original(view.file, record.episode_id),
             view.played_as,
         )
 
-    def episode(self, number: int, view: EpisodeView) -> dict[str, Any]:
+    def make_episode(self, number: int, view: EpisodeView) -> dict[str, Any]:
         record = view.record
         timeline = Timeline(record)
         replayed = replay_episode(record, self.renderers, timeline)
@@ -211,33 +211,33 @@ class PageBuilder:
             for name, value in record.reward_terms.items():
                 terms.append([name, round_number(value), round_number(record.weights.get(name, 1.0))])
         return {
-            "task": self._task(record),
-            "limits": self.limits.number(record.limits, asdict(record.limits)),
+            "task": self._add_task(record),
+            "limits": self.limits.add(record.limits, asdict(record.limits)),
             "note": record.grade_note,
             "terms": terms,
             "parts": {key: round_number(value) for key, value in record.returns_by_part.items()},
             "cost": {name: round_number(value) for name, value in asdict(record.cost).items()},
             "exact": replayed.renderer is not None,
-            "agents": [self._agent(view, agent, replayed, timeline) for agent in record.agents],
-            "ledger": _ledger(record, replayed.ledger),
+            "agents": [self._make_agent(view, agent, replayed, timeline) for agent in record.agents],
+            "ledger": _make_ledger(record, replayed.ledger),
             "replays": self._replays.get(number, []),
         }
 
-    def _task(self, record: EpisodeRecord) -> int:
+    def _add_task(self, record: EpisodeRecord) -> int:
         task = record.task
-        context = [[key, self.text(text)] for key, text in task.context.items()]
+        context = [[key, self.add_text(text)] for key, text in task.context.items()]
         value = {
             "id": task.task_id,
             "source": task.source,
-            "prompt": self.text(task.prompt),
+            "prompt": self.add_text(task.prompt),
             "answer": task.answer,
             "aliases": list(task.aliases),
             "context": context,
             "metadata": {key: str(value) for key, value in task.metadata.items()},
         }
-        return self.tasks.number(repr(value), value)
+        return self.tasks.add(repr(value), value)
 
-    def _agent(
+    def _make_agent(
         self, view: EpisodeView, agent: AgentRecord, replayed: ReplayedEpisode, timeline: Timeline
     ) -> dict[str, Any]:
         blocks = replayed.blocks[agent.agent_id]
@@ -245,17 +245,17 @@ class PageBuilder:
         return {
             "id": str(agent.agent_id),
             "status": str(agent.status),
-            "objective": self.text(agent.objective),
+            "objective": self.add_text(agent.objective),
             "granted": agent.granted_tokens,
-            "reply": None if agent.reply is None else self.text(agent.reply),
-            "after": self._block(rest[0]) if rest else None,
+            "reply": None if agent.reply is None else self.add_text(agent.reply),
+            "after": self._make_block(rest[0]) if rest else None,
             "turns": [
-                self._turn(view, (agent.agent_id, index), turn, blocks[index], replayed, timeline)
+                self._make_turn(view, (agent.agent_id, index), turn, blocks[index], replayed, timeline)
                 for index, turn in enumerate(agent.turns)
             ],
         }
 
-    def _turn(
+    def _make_turn(
         self,
         view: EpisodeView,
         place: TurnPlace,
@@ -282,13 +282,13 @@ class PageBuilder:
             "critical": int(place in timeline.critical),
             "adds": rewards,
             "weight": {str(i): weights[key] for i, weights in enumerate(self._weights) if key in weights},
-            "pieces": _token_texts(turn, replayed.renderer) if has_token_credit else None,
+            "pieces": _decode_tokens(turn, replayed.renderer) if has_token_credit else None,
             "credit": credit,
         }
         return {
-            "wrote": self._block(block),
+            "wrote": self._make_block(block),
             "prompt": facts.prompt_tokens,
-            "text": self.text(generation.text),
+            "text": self.add_text(generation.text),
             "generated": facts.generated_tokens,
             "max": facts.max_new_tokens,
             "stop": str(facts.finish_reason),
@@ -299,15 +299,15 @@ class PageBuilder:
             **{name: value for name, value in optional.items() if value},
         }
 
-    def _block(self, block: Iterable[Message]) -> list[Any]:
+    def _make_block(self, block: Iterable[Message]) -> list[Any]:
         messages = []
         for message in block:
-            texts = [self.text(part.text, part.trusted) for part in message.parts if part.text]
+            texts = [self.add_text(part.text, part.trusted) for part in message.parts if part.text]
             messages.append([str(message.role), *texts])
         return messages
 
 
-def _ledger(record: EpisodeRecord, ledger: Sequence[LedgerChange]) -> list[Any]:
+def _make_ledger(record: EpisodeRecord, ledger: Sequence[LedgerChange]) -> list[Any]:
     """Return a list of each change: its turn, and the tokens of each changed account."""
     numbers = {agent.agent_id: number for number, agent in enumerate(record.agents)}
     changes: list[Any] = []
@@ -321,7 +321,7 @@ def _ledger(record: EpisodeRecord, ledger: Sequence[LedgerChange]) -> list[Any]:
     return changes
 
 
-def _outcome(view: EpisodeView) -> str:
+def _get_outcome(view: EpisodeView) -> str:
     record = view.record
     if record.root.failed:
         return str(record.root.status).replace("_", " ")
@@ -335,7 +335,7 @@ def _outcome(view: EpisodeView) -> str:
     return "right" if correct >= 1 else "wrong"
 
 
-def _token_texts(turn: Turn, renderer: Renderer | None) -> list[str] | None:
+def _decode_tokens(turn: Turn, renderer: Renderer | None) -> list[str] | None:
     """Return the text of each token; `None`: the tokenizer is unknown, or they do not add up to the turn's text."""
     if renderer is None or renderer.decode is None:
         return None
@@ -343,5 +343,5 @@ def _token_texts(turn: Turn, renderer: Renderer | None) -> list[str] | None:
     return texts if "".join(texts) == turn.generation.text else None
 
 
-def _numbers(value: float | tuple[float, ...]) -> Any:
+def _round_numbers(value: float | tuple[float, ...]) -> Any:
     return [round_number(float(number)) for number in value] if isinstance(value, tuple) else round_number(float(value))

@@ -100,8 +100,8 @@ class ModelPolicy:
 
     def fingerprint(self, seed: int) -> str:
         folder = self._weights(seed)
-        weights = _files_digest(folder) if folder is not None else self._language.checkpoint or seed
-        return digest(to_stored(self._model), weights, _codec_digest(self._language), to_stored(self._sampler_spec))
+        weights = _digest_files(folder) if folder is not None else self._language.checkpoint or seed
+        return digest(to_stored(self._model), weights, _digest_codec(self._language), to_stored(self._sampler_spec))
 
     def load(self, seed: int) -> ModelPlayer:
         from transformers.utils.logging import disable_progress_bar  # slow to import, and only this loads weights
@@ -223,25 +223,25 @@ def parse_policy(text: str) -> PlugIn:
     return PlugIn("model", {"folder": text})
 
 
-def _files_digest(folder: Path) -> str:
+def _digest_files(folder: Path) -> str:
     """Return the digest of a model's files by name: weights, config and tokenizer, and those of its clones' model."""
     files_hash = hashlib.blake2b(digest_size=16)
     for file in sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES):
         with file.open("rb") as stream:
             files_hash.update(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()};".encode())
     if (folder / CLONES).is_dir():
-        files_hash.update(_files_digest(folder / CLONES).encode())
+        files_hash.update(_digest_files(folder / CLONES).encode())
     return files_hash.hexdigest()
 
 
-def _codec_digest(language: Language) -> str:
+def _digest_codec(language: Language) -> str:
     """Return the digest of the ids of one block of each kind, which changes with the template and the protocol."""
     rules = language.rules(MINIMAL_LIMITS)
     replies = rules.protocol.replies([Reply("7"), Reply(failure=Fault.OVER_BUDGET)])
     documents = rules.protocol.documents({"B": "07"})
     fault = rules.protocol.fault(Fault.CUT_BY_LENGTH)
     blocks: list[tuple[tuple[Message, ...], Boundary]] = [
-        *((opening, Boundary.OPENING) for opening in _sample_openings(rules)),
+        *((opening, Boundary.OPENING) for opening in _make_sample_openings(rules)),
         ((replies,), Boundary.AFTER_STOP),
         ((documents,), Boundary.AFTER_STOP),
         ((fault,), Boundary.AFTER_LENGTH),
@@ -249,7 +249,7 @@ def _codec_digest(language: Language) -> str:
     return digest([language.codec.encode(messages, boundary) for messages, boundary in blocks])
 
 
-def _sample_openings(rules: Rules) -> list[tuple[Message, ...]]:
+def _make_sample_openings(rules: Rules) -> list[tuple[Message, ...]]:
     """Return the openings of a clone, and of a root that may delegate, read, or do neither."""
     task = "[1] + 2?"
     documents = {"B": "07"}
@@ -292,7 +292,7 @@ class ServerPolicy:
     def fingerprint(self, seed: int) -> str:
         server = {"base_url": self.server.base_url, "model": self.server.model, "extra": dict(self.server.extra)}
         openings = []
-        for opening in _sample_openings(self.rules(MINIMAL_LIMITS)):
+        for opening in _make_sample_openings(self.rules(MINIMAL_LIMITS)):
             openings.append([message.content for message in opening])
         return digest(server, self.tokenizer, self.weights, openings, self._markers.fingerprint)
 

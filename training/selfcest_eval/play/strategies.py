@@ -159,8 +159,8 @@ class Strategy:
         """Return the position of the episode whose answer counts. A strategy that reads `grades` is an oracle."""
         return 0
 
-    def waited(self, episodes: Episodes) -> bool:
-        """Return whether each episode of an instance waited for the one before."""
+    def ran_in_series(self, episodes: Episodes) -> bool:
+        """Return whether each of these episodes waited for the one before."""
         return self.in_series
 
     def executed(self, episodes: Episodes) -> bool | None:

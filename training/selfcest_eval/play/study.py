@@ -368,7 +368,7 @@ class Study:
         chosen = strategy.choose(play.episodes, play.grades)
         costs = None
         if play.is_perfect:
-            costs = costs_of(play.episodes, 0.0, self.config.measures, in_series=strategy.waited(play.episodes))
+            costs = costs_of(play.episodes, 0.0, self.config.measures, in_series=strategy.ran_in_series(play.episodes))
         if costs is not None:
             # The wall-clock time of a script cannot be compared with that of a policy.
             costs = {name: cost for name, cost in costs.items() if name != WALL}
@@ -419,7 +419,7 @@ class Study:
             chosen,
             grades[chosen],
             ending=scored[chosen].root.status,
-            costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.waited(scored)),
+            costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.ran_in_series(scored)),
             executed=strategy.executed(scored),
             support=self._compare_support(scored[chosen], cell),
         )

@@ -34,12 +34,12 @@ def draw_learning_curves(curves: Sequence[MetricCurve], metrics: Sequence[str], 
     for axis, metric in zip(panels, metrics, strict=True):
         for curve in curves:
             if curve.metric == metric:
-                _draw_curve(axis, curve, _colour(variants.index(curve.variant)))
+                _draw_curve(axis, curve, _choose_colour(variants.index(curve.variant)))
         axis.set(title=get_metric_title(metric), xlabel="step")
     _save(figure, panels, paths)
 
 
-def _colour(index: int) -> str:
+def _choose_colour(index: int) -> str:
     return SERIES[index % len(SERIES)].light
 
 
@@ -98,7 +98,7 @@ def _draw_points(axis: Axes, rows: Sequence[TableRow], cost: str, index: int, *,
         [row.costs[cost].mean for row in rows],
         [row.accuracy.mean for row in rows],
         yerr=[below, above],
-        color=_colour(index),
+        color=_choose_colour(index),
         marker=MARKS[index % len(MARKS)],
         markersize=6,
         capsize=3,
@@ -126,7 +126,7 @@ def draw_delegation(shares: Sequence[Mapping[str, Any]], paths: Sequence[Path]) 
                     [row["size"] for row in rows],
                     [row["share"][0] for row in rows],
                     "--" if rows[0]["before"] else "-",
-                    color=_colour(index),
+                    color=_choose_colour(index),
                     marker=MARKS[index % len(MARKS)],
                     label=strategy,
                 )

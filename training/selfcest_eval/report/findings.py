@@ -229,17 +229,17 @@ def find_cheap_failures(cells: Sequence[Curves], settings: AnalysisSettings) -> 
         for strategy, points in curves.strategies.items():
             ratios = {}
             for cost in settings.compared:
-                ratio = _ratio_to_perfect_player(points[-1], cost)
+                ratio = _compute_ratio_to_perfect_player(points[-1], cost)
                 if ratio is not None:
                     ratios[cost] = ratio
-            accuracy = _accuracy(curves, strategy)
+            accuracy = _get_accuracy(curves, strategy)
             lowest = min(ratios, key=lambda cost: ratios[cost], default="")
             if lowest and accuracy < SOLVED and ratios[lowest] < CHEAP:
                 failures.append(CheapFailure(strategy, curves.name, accuracy, lowest, ratios[lowest]))
     return failures
 
 
-def _ratio_to_perfect_player(point: Point, cost: str) -> float | None:
+def _compute_ratio_to_perfect_player(point: Point, cost: str) -> float | None:
     """Return a cost over that of the cheapest perfect player; `None` if no perfect player has the cost."""
     pairs = []
     for style in point.perfect_execution:
@@ -315,7 +315,7 @@ def find_policy_decisions(source: Source) -> list[PolicyDecisions]:
         if strategy in source.final:
             before = by_key.get((source.before.get(strategy, ""), family, budget))
             better = "always" if mean_reward(item, "always") >= mean_reward(item, "never") else "never"
-            decisions.append(PolicyDecisions(item, before, better, _gap_to_forced(item, better)))
+            decisions.append(PolicyDecisions(item, before, better, _estimate_gap_to_forced(item, better)))
     return decisions
 
 
@@ -329,7 +329,7 @@ def mean_regret(item: FamilyDecisions) -> float:
     return float(np.mean([judged.regret for judged in item.seeds.values()]))
 
 
-def _gap_to_forced(item: FamilyDecisions, forced: str) -> Estimate:
+def _estimate_gap_to_forced(item: FamilyDecisions, forced: str) -> Estimate:
     if len(item.seeds) > 1:
         return over_seeds([judged.free.reward - getattr(judged, forced).reward for judged in item.seeds.values()])
     gaps = []
@@ -365,7 +365,7 @@ def compare_best_baselines(source: Source) -> list[PairedComparison]:
         names = [name for name in source.final if name in curves.strategies and settings.labels[name] == name]
         baselines = [name for name in names if name != subject]
         if subject is not None and baselines:
-            best = max(baselines, key=lambda name: _accuracy(curves, name))
+            best = max(baselines, key=lambda name: _get_accuracy(curves, name))
             comparisons.append(compare_pair(curves, subject, best, settings))
     return comparisons
 
@@ -382,6 +382,6 @@ def compare_pair(curves: Curves, subject: str, strategy: str, settings: Analysis
     return PairedComparison(curves, subject, strategy, over, at)
 
 
-def _accuracy(curves: Curves, strategy: str) -> float:
+def _get_accuracy(curves: Curves, strategy: str) -> float:
     """Return the accuracy of a strategy at the largest budget."""
     return float(curves.strategies[strategy][-1].correct.mean())

@@ -133,8 +133,8 @@ def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, An
         "findings": [asdict(answer) for answer in report.answers],
         "failures": report.failures,
         "intervals": source.settings.intervals(len(source.cells[0].seeds)) if source.cells else "",
-        "learning": _learning_data(compute_learning_curves(source.jobs)),
-        "warmstart": _learning_data(warm_start),
+        "learning": _make_learning_data(compute_learning_curves(source.jobs)),
+        "warmstart": _make_learning_data(warm_start),
         "costs": [{"name": name, "title": cost_name(name)} for name in source.settings.costs],
         "first_cost": source.settings.compared[0] if source.settings.compared else "",
         "final": [source.settings.labels[name] for name in source.final],
@@ -142,10 +142,10 @@ def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, An
         "variants": dict(zip(source.run.variants, source.final, strict=True)) if source.run else {},
         "rows": make_result_rows(source, report.findings.rows),
         "delegation": make_delegation_rows(source),
-        "decisions": [_decisions(item, source) for item in source.decisions],
+        "decisions": [_make_decision_data(item, source) for item in source.decisions],
         "decisions_meaning": DECISIONS_MEANING.replace("*", ""),
-        "pathologies": _pathologies(source, worst),
-        "jobs": [_job(job) for job in source.jobs],
+        "pathologies": _make_pathology_rows(source, worst),
+        "jobs": [_make_job_data(job) for job in source.jobs],
         "gpu_seconds": sum_gpu_seconds(sessions) if sessions else None,
         "sessions": sessions,
         "config": dump_config(source.run or source.study),
@@ -163,7 +163,7 @@ def make_result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
         curves = row.curves
         costs = {}
         for name in settings.costs:
-            interval = _interval(row.costs.get(name), within=(0.0, math.inf))
+            interval = _make_interval(row.costs.get(name), within=(0.0, math.inf))
             if interval is not None:
                 costs[name] = interval
         data.append(
@@ -179,7 +179,7 @@ def make_result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
                 "baseline": row.strategy in settings.baselines,
                 "instances": len(curves.task_ids),
                 "seeds": len(curves.seeds),
-                "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
+                "accuracy": _make_interval(row.accuracy, within=(0.0, 1.0)),
                 "costs": costs,
             }
         )
@@ -205,14 +205,14 @@ def make_delegation_rows(source: Source) -> list[dict[str, Any]]:
                         "size": curves.size,
                         "strategy": source.settings.labels[name],
                         "before": name in source.before.values(),
-                        "share": _interval(resampler.share(has_clones), within=(0.0, 1.0)),
-                        "clones": _interval(resampler.estimate(clones), within=(0.0, math.inf)),
+                        "share": _make_interval(resampler.share(has_clones), within=(0.0, 1.0)),
+                        "clones": _make_interval(resampler.estimate(clones), within=(0.0, math.inf)),
                     }
                 )
     return rows
 
 
-def _decisions(item: FamilyDecisions, source: Source) -> dict[str, Any]:
+def _make_decision_data(item: FamilyDecisions, source: Source) -> dict[str, Any]:
     seeds = []
     for seed, decisions in item.seeds.items():
         ways = {"reward": decisions.free, "always": decisions.always, "never": decisions.never}
@@ -229,7 +229,7 @@ def _decisions(item: FamilyDecisions, source: Source) -> dict[str, Any]:
     }
 
 
-def _pathologies(source: Source, worst: WorstEpisodes) -> list[dict[str, Any]]:
+def _make_pathology_rows(source: Source, worst: WorstEpisodes) -> list[dict[str, Any]]:
     rows = []
     for (name, owner), count in source.pathologies.items():
         place = None
@@ -256,7 +256,7 @@ def _relative_path(file: Path, folders: Sequence[Path]) -> str:
     return file.relative_to(folder if len(folders) == 1 else folder.parent).as_posix()
 
 
-def _job(job: JobLog) -> dict[str, Any]:
+def _make_job_data(job: JobLog) -> dict[str, Any]:
     return {
         "variant": job.variant,
         "seed": job.seed,
@@ -269,7 +269,7 @@ def _job(job: JobLog) -> dict[str, Any]:
     }
 
 
-def _learning_data(curves: Sequence[MetricCurve]) -> dict[str, Any]:
+def _make_learning_data(curves: Sequence[MetricCurve]) -> dict[str, Any]:
     groups = []
     for name, metrics in group_metrics(curves).items():
         panels = [{"metric": metric, "title": get_metric_title(metric)} for metric in metrics]
@@ -279,13 +279,13 @@ def _learning_data(curves: Sequence[MetricCurve]) -> dict[str, Any]:
         bins = []
         for b in curve.bins:
             seeds = [round_number(value) for value in b.seeds]
-            bins.append([round_number(b.step), round_number(b.sampled), _interval(b.estimate), seeds])
+            bins.append([round_number(b.step), round_number(b.sampled), _make_interval(b.estimate), seeds])
         series.append({"variant": curve.variant, "metric": curve.metric, "seeds": curve.seeds, "bins": bins})
     variants = list(dict.fromkeys(curve.variant for curve in curves))
     return {"groups": groups, "variants": variants, "series": series}
 
 
-def _interval(
+def _make_interval(
     estimate: Estimate | None, within: tuple[float, float] = (-math.inf, math.inf)
 ) -> list[float | None] | None:
     """Return mean and ends. The ends are cut to the range of the quantity, which a t interval may exceed."""
@@ -334,11 +334,11 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
 
 def _write_delegation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     keys = ["family", "size", "strategy", "before"]
-    lines = [[*(row[key] for key in keys), *_interval_columns([row["share"], row["clones"]])] for row in rows]
+    lines = [[*(row[key] for key in keys), *_list_interval_columns([row["share"], row["clones"]])] for row in rows]
     write_csv(path, [*keys, *interval_heads(["share", "clones"])], lines)
 
 
-def _interval_columns(intervals: Sequence[Sequence[float | None] | None]) -> list[float | None]:
+def _list_interval_columns(intervals: Sequence[Sequence[float | None] | None]) -> list[float | None]:
     columns: list[float | None] = []
     for interval in intervals:
         columns += interval or [None, None, None]

@@ -72,13 +72,13 @@ def format_accuracies(rows: Sequence[TableRow], settings: AnalysisSettings) -> s
     for row in rows:
         costs = [_format_mean(row.costs.get(cost, MISSING), digits=1) for cost in settings.costs]
         wall = _format_mean(row.costs.get(WALL, MISSING), digits=3)
-        lines.append([*_key_columns(row, settings), str(row.accuracy), *costs, wall])
+        lines.append([*_list_key_columns(row, settings), str(row.accuracy), *costs, wall])
     return format_markdown_table(
-        [*_key_heads(settings), "accuracy", *map(_short, settings.costs), "wall-clock s"], lines
+        [*_list_key_heads(settings), "accuracy", *map(_format_cost_head, settings.costs), "wall-clock s"], lines
     )
 
 
-def _short(cost: str) -> str:
+def _format_cost_head(cost: str) -> str:
     return cost.removesuffix("_tokens").replace("_", " ")
 
 
@@ -98,12 +98,12 @@ def format_perfect_execution(rows: Sequence[TableRow], settings: AnalysisSetting
     lines = []
     for row in rows:
         for style, player in row.point.perfect_execution.items():
-            fields = [*_key_columns(row, settings), str(row.accuracy), _describe_player(style, player, row)]
+            fields = [*_list_key_columns(row, settings), str(row.accuracy), _describe_player(style, player, row)]
             for cost in settings.compared:
                 pair = row.point.mean_costs(style, cost)
                 fields.append("–" if pair is None else f"{_format_number(pair[0])} ({_format_number(pair[1])})")
             lines.append(fields)
-    heads = [*_key_heads(settings), "accuracy", "perfect execution", *map(_short, settings.compared)]
+    heads = [*_list_key_heads(settings), "accuracy", "perfect execution", *map(_format_cost_head, settings.compared)]
     return format_markdown_table(heads, lines) if lines else ""
 
 
@@ -125,8 +125,8 @@ def format_endings(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     for row in rows:
         executed = "" if row.executed is None else f"{row.executed.mean:.2f}"
         counts = [str(row.point.endings.get(status, 0)) for status in statuses]
-        lines.append([*_key_columns(row, settings), executed, *counts])
-    heads = [*_key_heads(settings), "script executed", *(status.replace("_", " ") for status in statuses)]
+        lines.append([*_list_key_columns(row, settings), executed, *counts])
+    heads = [*_list_key_heads(settings), "script executed", *(status.replace("_", " ") for status in statuses)]
     return format_markdown_table(heads, lines)
 
 
@@ -160,25 +160,25 @@ def format_unscored(rows: Sequence[TableRow], settings: AnalysisSettings) -> str
     lines = []
     for row in rows:
         for note, count in sorted(row.point.notes.items()):
-            lines.append([*_key_columns(row, settings), note, str(count)])
-    return format_markdown_table([*_key_heads(settings), "grader's note", "answers"], lines) if lines else ""
+            lines.append([*_list_key_columns(row, settings), note, str(count)])
+    return format_markdown_table([*_list_key_heads(settings), "grader's note", "answers"], lines) if lines else ""
 
 
 def format_scores(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     """Return the scores that were measured beside accuracy, with their meaning; empty if there are none."""
     rows = [row for row in rows if row.scores]
     names = [name for name in SCORES if any(name in row.scores for row in rows)]
-    lines = [[*_key_columns(row, settings), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
+    lines = [[*_list_key_columns(row, settings), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
     meanings = " ".join(text for name, text in SCORE_MEANINGS.items() if name in names)
-    heads = [*_key_heads(settings), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
+    heads = [*_list_key_heads(settings), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
     return f"{meanings}\n\n{format_markdown_table(heads, lines)}" if lines else ""
 
 
-def _key_heads(settings: AnalysisSettings) -> list[str]:
+def _list_key_heads(settings: AnalysisSettings) -> list[str]:
     return ["family", "size", cost_name(settings.swept) + " at most", "strategy"]
 
 
-def _key_columns(row: TableRow, settings: AnalysisSettings) -> list[str]:
+def _list_key_columns(row: TableRow, settings: AnalysisSettings) -> list[str]:
     budget = "its limits" if row.point.budget is None else str(row.point.budget)
     return [row.curves.family, row.curves.size_name, budget, settings.labels[row.strategy]]
 
@@ -217,14 +217,14 @@ def write_results(rows: ReportRows, settings: AnalysisSettings, path: Path) -> N
         fields += interval_fields([row.executed, *(row.scores.get(name) for name in SCORES)])
         first = next(iter(row.point.perfect_execution), None)
         fields += ["", ""] if first is None else [first, row.point.perfect_execution[first].instances]
-        fields += _perfect_costs(row.point, first, settings.costs)
+        fields += _list_perfect_costs(row.point, first, settings.costs)
         for style in other_styles:
-            fields += _perfect_costs(row.point, None if style is first else style, settings.costs)
+            fields += _list_perfect_costs(row.point, None if style is first else style, settings.costs)
         lines.append(fields)
     write_csv(path, heads, lines)
 
 
-def _perfect_costs(point: Point, style: Style | None, costs: Sequence[str]) -> list[str]:
+def _list_perfect_costs(point: Point, style: Style | None, costs: Sequence[str]) -> list[str]:
     """Return a field for each cost; all are empty where the point has no perfect player of this style."""
     player = point.perfect_execution.get(style) if style is not None else None
     values = {} if player is None else player.costs
@@ -240,11 +240,11 @@ def format_equal_costs(comparisons: Sequence[PairedComparison], settings: Analys
     lines = []
     for item in comparisons:
         verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in settings.compared]
-        lines.append([item.curves.family, item.curves.size_name, _pair(item, settings), *verdicts])
+        lines.append([item.curves.family, item.curves.size_name, _format_pair(item, settings), *verdicts])
     return format_markdown_table(heads, lines)
 
 
-def _pair(item: PairedComparison, settings: AnalysisSettings) -> str:
+def _format_pair(item: PairedComparison, settings: AnalysisSettings) -> str:
     return f"{settings.labels[item.subject]} against {settings.labels[item.strategy]}"
 
 
@@ -252,7 +252,7 @@ def format_comparisons(comparisons: Sequence[PairedComparison], settings: Analys
     """Return all comparisons as sentences, with their confidence."""
     blocks = []
     for item in comparisons:
-        heading = f"**{item.curves.name}, {_pair(item, settings)}**"
+        heading = f"**{item.curves.name}, {_format_pair(item, settings)}**"
         lines = words.describe_comparison(item, settings.labels, settings.min_difference)
         blocks.append(f"{heading}\n\n" + "".join(f"- {line}\n" for line in lines))
     return "\n".join(blocks)
@@ -272,7 +272,7 @@ def format_equal_accuracies(comparisons: Sequence[PairedComparison], settings: A
         else:
             accuracies = words.explain_incomparable(pair, settings.min_difference)
             ratios = ["–"] * len(settings.compared)
-        lines.append([item.curves.family, item.curves.size_name, _pair(item, settings), accuracies, *ratios])
+        lines.append([item.curves.family, item.curves.size_name, _format_pair(item, settings), accuracies, *ratios])
     return format_markdown_table(heads, lines)
 
 
@@ -309,7 +309,7 @@ def format_overview(
     """
     before_rl = variants or {}
     has_before = any(row.strategy in before_rl.values() for row in rows)
-    heads = ["family", "strategy", "accuracy", *map(_short, settings.compared)]
+    heads = ["family", "strategy", "accuracy", *map(_format_cost_head, settings.compared)]
     if has_before:
         heads.insert(3, "before RL")
     lines = [heads]
@@ -317,7 +317,7 @@ def format_overview(
         rows_of_family = [row for row in rows if row.curves.family == family]
         largest = rows_of_family[-1].point.order
         row_by_strategy = {row.strategy: row for row in rows_of_family if row.point.order == largest}
-        for row in sorted(row_by_strategy.values(), key=lambda row: _rank(row, settings.compared)):
+        for row in sorted(row_by_strategy.values(), key=lambda row: _get_sort_key(row, settings.compared)):
             if variants is not None and row.strategy not in variants:
                 continue
             fields = [family, settings.labels[row.strategy], str(row.accuracy)]
@@ -331,7 +331,7 @@ def format_overview(
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
-def _rank(row: TableRow, costs: Sequence[str]) -> tuple[float, float]:
+def _get_sort_key(row: TableRow, costs: Sequence[str]) -> tuple[float, float]:
     """Return the key by which rows are sorted."""
     return -row.accuracy.mean, row.costs.get(costs[0], MISSING).mean if costs else 0.0
 

@@ -95,7 +95,7 @@ def describe_run(source: Source, findings: Findings, comparisons: Sequence[Paire
         has_beyond = any(curves.shift == "out" for curves in source.cells if curves.family == family)
         if accuracies:
             lines.append(words.describe_family_accuracies(accuracies, has_beyond=has_beyond))
-    lines += _lines_at_equal_accuracy(source, comparisons)
+    lines += _describe_equal_accuracy(source, comparisons)
     for decisions in findings.decisions:
         lines += words.describe_decisions(decisions)
     unsolved = []
@@ -110,7 +110,7 @@ def describe_run(source: Source, findings: Findings, comparisons: Sequence[Paire
     return "\n".join(lines)
 
 
-def _lines_at_equal_accuracy(source: Source, comparisons: Sequence[PairedComparison]) -> list[str]:
+def _describe_equal_accuracy(source: Source, comparisons: Sequence[PairedComparison]) -> list[str]:
     """Return the costs of a final variant over those of another, on the cells where both are as accurate."""
     comparisons_by_pair: dict[tuple[str, str], list[PairedComparison]] = {}
     for item in comparisons:
@@ -169,23 +169,24 @@ def report_on(source: Source) -> SourceReport:
     findings = analyze(source)
     baselines = compare_best_baselines(source)
     names = source.short_names
-    failures = _failures(source, findings, names)
+    failures = _list_failures(source, findings, names)
     shown = failures[:SHOWN_FAILURES]
     if len(failures) > SHOWN_FAILURES:
         shown.append(f"and {len(failures) - SHOWN_FAILURES} more")
     failed = words.join_clauses(shown) or "Nothing that this page counts."
-    suggestions = list(_suggestions(source, findings, baselines, names))
+    winners = _describe_winners(source, findings, baselines, names)
+    suggestions = list(_suggest(source, findings, baselines, names))
     answers = [
-        ReportAnswer("What was learned", _learned(source, findings, names), ("learning", "results")),
-        ReportAnswer("Who wins on which cost", _wins(source, findings, baselines, names), ("frontier", "decisions")),
-        ReportAnswer("How sure", _certainty(source, findings, baselines), ("results",)),
+        ReportAnswer("What was learned", _describe_learning(source, findings, names), ("learning", "results")),
+        ReportAnswer("Who wins on which cost", winners, ("frontier", "decisions")),
+        ReportAnswer("How sure", _describe_certainty(source, findings, baselines), ("results",)),
         ReportAnswer("What failed", failed, ("failures", "pathologies")),
         ReportAnswer("What to try next", words.join_clauses(suggestions[:2]), ("failures", "pathologies", "decisions")),
     ]
     return SourceReport(source, findings, failures, answers)
 
 
-def _failures(source: Source, findings: Findings, names: Mapping[str, str]) -> list[str]:
+def _list_failures(source: Source, findings: Findings, names: Mapping[str, str]) -> list[str]:
     """Return warnings, policies that have not learned, and common pathologies."""
     lines = [*source.warnings, *(words.describe_weak_baseline(row, names) for row in findings.weak_baselines)]
     lines += [words.describe_unplayed(item, names) for item in findings.unplayed]
@@ -196,7 +197,7 @@ def _failures(source: Source, findings: Findings, names: Mapping[str, str]) -> l
     return lines + [words.describe_pathology(pathology, names) for pathology in findings.pathologies]
 
 
-def _learned(source: Source, findings: Findings, names: Mapping[str, str]) -> str:
+def _describe_learning(source: Source, findings: Findings, names: Mapping[str, str]) -> str:
     if source.run is None:
         policies = len({str(source.study.policy_of(name)) for name in source.final})
         return (
@@ -212,7 +213,9 @@ def _learned(source: Source, findings: Findings, names: Mapping[str, str]) -> st
     return words.join_clauses(lines) or "Nothing has been evaluated yet."
 
 
-def _wins(source: Source, findings: Findings, baselines: Sequence[PairedComparison], names: Mapping[str, str]) -> str:
+def _describe_winners(
+    source: Source, findings: Findings, baselines: Sequence[PairedComparison], names: Mapping[str, str]
+) -> str:
     lines = []
     for item in baselines:
         by_shift = []
@@ -228,15 +231,15 @@ def _wins(source: Source, findings: Findings, baselines: Sequence[PairedComparis
     return words.join_clauses(lines) or "There is nothing to compare: no family was played by two policies."
 
 
-def _certainty(source: Source, findings: Findings, baselines: Sequence[PairedComparison]) -> str:
+def _describe_certainty(source: Source, findings: Findings, baselines: Sequence[PairedComparison]) -> str:
     if not source.cells:
         return "Not at all: nothing has been evaluated yet."
     seeds = len(source.cells[0].seeds)
     lines = [f"{describe_sizes_of_cells(source.cells)} and {seeds} seed{'s' if seeds > 1 else ''}"]
-    widths = [_half_width(row.accuracy) for row in findings.rows.of_cells if row.strategy in source.final]
+    widths = [_compute_half_width(row.accuracy) for row in findings.rows.of_cells if row.strategy in source.final]
     if widths:
         lines.append(f"an accuracy on one cell is known to within {max(widths):.2f} at worst")
-    verdicts = _verdicts(baselines)
+    verdicts = _list_verdicts(baselines)
     if verdicts:
         undecided = sum(verdict in _UNDECIDED for verdict in verdicts)
         lines.append(f"{undecided} of {len(verdicts)} comparisons of families are undecided")
@@ -245,20 +248,20 @@ def _certainty(source: Source, findings: Findings, baselines: Sequence[PairedCom
     return words.join_clauses(lines)
 
 
-def _half_width(accuracy: Estimate) -> float:
+def _compute_half_width(accuracy: Estimate) -> float:
     """Return how far the accuracy can be from its mean; an accuracy of 0 or 1 has an interval on one side."""
     width = min(1.0, accuracy.high) - max(0.0, accuracy.low)
     return width / 2 if 0 < accuracy.mean < 1 else width
 
 
-def _verdicts(comparisons: Sequence[PairedComparison]) -> list[Verdict]:
+def _list_verdicts(comparisons: Sequence[PairedComparison]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for item in comparisons:
         verdicts += [frontiers.verdict for frontiers in item.over.values()]
     return verdicts
 
 
-def _suggestions(
+def _suggest(
     source: Source, findings: Findings, baselines: Sequence[PairedComparison], names: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield what to do next, the most urgent first. There always is something."""
@@ -293,7 +296,7 @@ def _suggestions(
     seeds = len(source.cells[0].seeds) if source.cells else MIN_SEEDS
     if seeds < MIN_SEEDS and source.settings.crossed:
         yield f"more seeds, as seeds={list(range(MIN_SEEDS))}: {seeds} cannot separate the method from luck"
-    if any(verdict in _UNDECIDED for verdict in _verdicts(baselines)):
+    if any(verdict in _UNDECIDED for verdict in _list_verdicts(baselines)):
         key = "evaluation.episodes" if source.run else "episodes"
         yield f"four times as many instances ({key}) to halve the intervals of undecided comparisons"
     worst_accuracies = []

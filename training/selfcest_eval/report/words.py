@@ -176,14 +176,14 @@ def describe_frontier(comparison: FrontierComparison, first: str, second: str) -
             parts = []
             if comparison.ahead:
                 best = max(comparison.gap, key=lambda gap: gap.low)
-                parts.append(f"ahead {_ranges(comparison.ahead)} (by up to {best.signed})")
+                parts.append(f"ahead {_format_ranges(comparison.ahead)} (by up to {best.signed})")
             if comparison.behind:
                 worst = min(comparison.gap, key=lambda gap: gap.high)
-                parts.append(f"behind {_ranges(comparison.behind)} (by up to {worst.signed})")
+                parts.append(f"behind {_format_ranges(comparison.behind)} (by up to {worst.signed})")
             return f"{name}: {first} is {' and '.join(parts)} against {second} at equal cost; {average}"
 
 
-def _ranges(ranges: Sequence[tuple[float, float]]) -> str:
+def _format_ranges(ranges: Sequence[tuple[float, float]]) -> str:
     return " and ".join(f"at {low:.4g}" if low == high else f"from {low:.4g} to {high:.4g}" for low, high in ranges)
 
 
@@ -198,7 +198,7 @@ def describe_frontiers(comparison: PairedComparison, names: Mapping[str, str], m
     if len(verdicts) == 1 and verdicts[0] in _AT_NO_COST:
         text = f"{first} and {second} are {_AT_NO_COST[verdicts[0]]}"
     else:
-        parts = [f"{_AT_COSTS[kind]} {_cost_list(costs, comparison.over)}" for kind, costs in costs_by_verdict.items()]
+        parts = [f"{_AT_COSTS[kind]} {_join_costs(costs, comparison.over)}" for kind, costs in costs_by_verdict.items()]
         text = f"{first} against {second} is {'; '.join(parts)}"
     pair = comparison.at[-1]
     if pair.equally_accurate(min_difference):
@@ -207,13 +207,13 @@ def describe_frontiers(comparison: PairedComparison, names: Mapping[str, str], m
         for cost, ratio in pair.ratios.items():
             if np.isfinite(ratio.mean):
                 costs_by_ratio.setdefault(f"{ratio.mean:.2f}", []).append(cost)
-        spent = [f"{ratio} times the {_cost_list(costs, pair.ratios)}" for ratio, costs in costs_by_ratio.items()]
+        spent = [f"{ratio} times the {_join_costs(costs, pair.ratios)}" for ratio, costs in costs_by_ratio.items()]
         if spent:
             text += f" (as accurate, for {join_with_and(spent)})"
     return f"on {comparison.curves.family}, {text}"
 
 
-def _cost_list(costs: Sequence[str], all_costs: Collection[str]) -> str:
+def _join_costs(costs: Sequence[str], all_costs: Collection[str]) -> str:
     if len(costs) == len(all_costs) > 1:
         return "cost of every kind"
     return join_with_and([cost_name(cost) for cost in costs])

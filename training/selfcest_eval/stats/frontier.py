@@ -169,15 +169,15 @@ def compare_frontiers(
         resampler: resampler of the instances and seeds.
         min_difference: smallest difference of accuracies that a verdict counts.
     """
-    first = _with_cost(first, cost)
-    second = _with_cost(second, cost)
+    first = _select_with_cost(first, cost)
+    second = _select_with_cost(second, cost)
     if not first or not second:
         return FrontierComparison(cost, np.zeros(0), (), MISSING, Verdict.NO_COST)
     mean_costs = [float(point.spent(cost).mean()) for point in (*first, *second)]
     grid = np.linspace(min(mean_costs), max(mean_costs), GRID)
-    gap = _frontier(first, cost, grid) - _frontier(second, cost, grid)
-    resampled_gaps = _resampled_frontiers(first, cost, grid, resampler)
-    resampled_gaps -= _resampled_frontiers(second, cost, grid, resampler)
+    gap = _compute_frontier(first, cost, grid) - _compute_frontier(second, cost, grid)
+    resampled_gaps = _compute_resampled_frontiers(first, cost, grid, resampler)
+    resampled_gaps -= _compute_resampled_frontiers(second, cost, grid, resampler)
     band = resampler.band(gap, resampled_gaps)
     average = resampler.estimate_from(float(gap.mean()), resampled_gaps.mean(axis=1))
     signs = [sign_of(estimate, min_difference) for estimate in band]
@@ -186,24 +186,24 @@ def compare_frontiers(
         grid,
         band,
         average,
-        _verdict(signs, len(first[0].correct)),
-        ahead=_ranges(grid, [sign == 1 for sign in signs]),
-        behind=_ranges(grid, [sign == -1 for sign in signs]),
+        _judge_signs(signs, len(first[0].correct)),
+        ahead=_find_ranges(grid, [sign == 1 for sign in signs]),
+        behind=_find_ranges(grid, [sign == -1 for sign in signs]),
     )
 
 
-def _with_cost(points: Sequence[Point], cost: str) -> list[Point]:
+def _select_with_cost(points: Sequence[Point], cost: str) -> list[Point]:
     return [point for point in points if not np.isnan(point.cost(cost)).all()]
 
 
-def _frontier(points: Sequence[Point], cost: str, grid: Values) -> Values:
+def _compute_frontier(points: Sequence[Point], cost: str, grid: Values) -> Values:
     """Return the envelope of a strategy's points, [grid]."""
     costs = np.array([point.spent(cost).mean() for point in points])
     accuracies = np.array([point.correct.mean() for point in points])
     return envelope(costs, accuracies, grid)
 
 
-def _resampled_frontiers(points: Sequence[Point], cost: str, grid: Values, resampler: Resampler) -> Values:
+def _compute_resampled_frontiers(points: Sequence[Point], cost: str, grid: Values, resampler: Resampler) -> Values:
     """Return the envelope of a strategy's points in every resample, [resamples, grid]."""
     costs = np.stack([resampler.resampled_means(point.spent(cost)) for point in points], axis=-1)
     accuracies = np.stack([resampler.resampled_means(point.correct) for point in points], axis=-1)
@@ -217,7 +217,7 @@ def sign_of(gap: Estimate, min_difference: float) -> int:
     return int(gap.low > 0) - int(gap.high < 0)
 
 
-def _verdict(signs: Sequence[int], num_instances: int) -> Verdict:
+def _judge_signs(signs: Sequence[int], num_instances: int) -> Verdict:
     if num_instances < MIN_INSTANCES:
         return Verdict.TOO_FEW
     if 1 in signs and -1 in signs:
@@ -227,7 +227,7 @@ def _verdict(signs: Sequence[int], num_instances: int) -> Verdict:
     return Verdict.BEHIND if -1 in signs else Verdict.NO_DIFFERENCE
 
 
-def _ranges(grid: Values, mask: Sequence[bool]) -> list[tuple[float, float]]:
+def _find_ranges(grid: Values, mask: Sequence[bool]) -> list[tuple[float, float]]:
     """Return the first and last cost of each run of masked costs."""
     ranges: list[tuple[float, float]] = []
     for i, cost in enumerate(grid):
@@ -288,7 +288,7 @@ def compare_points(
         ratio = _divide(np.nanmean(first_costs), np.nanmean(second_costs))
         resampled_ratios = _divide(resampler.resampled_means(first_costs), resampler.resampled_means(second_costs))
         ratios[cost] = resampler.estimate_from(float(ratio), resampled_ratios)
-    verdict = _verdict([sign_of(gap, min_difference)], len(first.correct))
+    verdict = _judge_signs([sign_of(gap, min_difference)], len(first.correct))
     accuracies = (float(first.correct.mean()), float(second.correct.mean()))
     return PointComparison(first.budget, gap, ratios, verdict, accuracies)
 

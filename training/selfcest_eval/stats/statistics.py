@@ -180,18 +180,18 @@ def student_t(probability: float, degrees: int) -> float:
     """
     low = 0.0
     high = 1.0
-    while _student_cdf(high, degrees) < probability:
+    while _compute_student_cdf(high, degrees) < probability:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        if _student_cdf(middle, degrees) < probability:
+        if _compute_student_cdf(middle, degrees) < probability:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def _student_cdf(t: float, degrees: int) -> float:
+def _compute_student_cdf(t: float, degrees: int) -> float:
     """Return the distribution function, which is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(degrees))
     cos = math.cos(angle)
