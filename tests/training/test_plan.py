@@ -10,6 +10,7 @@ import re
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,16 @@ from selfcest_training.learner.footprint import (
     RowShape,
     build_weightless_model,
     measure_pass_bytes,
-    record_peak,
     run_one_pass,
 )
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions, LossConfig, LossTermConfig, OptimizerConfig, Precision
 from selfcest_training.learner.update import Learner
 from selfcest_training.planning import memory
-from selfcest_training.planning.changes import find_changes, make_misfit_error, missing_bytes
+from selfcest_training.planning.changes import find_changes, make_misfit_error, total_excess_bytes
 from selfcest_training.planning.lengths import EpisodeLengths, compute_max_lengths, read_lengths
 from selfcest_training.planning.memory import GIB, MemoryPart, ProcessMemory, cache_bytes_per_token, plan_processes
-from selfcest_training.planning.report import _process_lines
+from selfcest_training.planning.report import _format_process
 from selfcest_training.planning.shapes import KNOWN, get_model_shape
 from selfcest_training.planning.speed import ThroughputCurve, plan_step, read_curve
 from selfcest_training.planning.totals import plan_job
@@ -167,9 +167,9 @@ def test_what_a_rank_loads_before_it_shards_is_the_machine_s(reference: bool) ->
     assert rank.loading == 4 * shape.parameters * (1 + reference)
     assert parts_of(rank)["weights"] * 4 < rank.loading * 1.01 / (1 + reference), "of which a GPU is given a part"
     assert (driver.loading, worker.loading) == (0, 0)
-    said = [line for line in _process_lines(rank, None) if "memory while it loads" in line]
+    said = [line for line in _format_process(rank, None) if "memory while it loads" in line]
     assert [line.split()[0] for line in said] == [f"{rank.loading / GIB:.3f}"]
-    assert not any("memory while it loads" in line for line in _process_lines(driver, None))
+    assert not any("memory while it loads" in line for line in _format_process(driver, None))
 
 
 def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
@@ -182,12 +182,14 @@ def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: Forwar
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     run = Forward(model, forward, check_head=False)
     gc.collect()
-    peaks: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Forward, "in_blocks", False)
-        with record_peak(peaks):
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
             run_one_pass(run, rows)
-    return peaks[0]
+    results: Any = profile.profiler
+    changes = [event.nbytes() for event in results.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(changes, initial=0))
 
 
 def estimated(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
@@ -441,7 +443,7 @@ def test_what_does_not_fit_is_refused_by_name_and_the_change_helps(
     ) as caught:
         printed(config, memory=less / GIB)
     assert "forward.gradient_checkpointing=true" in str(caught.value)
-    assert missing_bytes(replace(config, forward=replace(config.forward, gradient_checkpointing=True)), less) == 0
+    assert total_excess_bytes(replace(config, forward=replace(config.forward, gradient_checkpointing=True)), less) == 0
     monkeypatch.setattr("selfcest_training.planning.changes._list_changes", lambda config: ())
     with pytest.raises(ConfigError, match="no known change of this config makes it fit"):
         printed(config, memory=1e-4)
@@ -479,4 +481,4 @@ def test_a_7b_with_too_little_memory_is_refused(
     for gib in (60, 80):
         changes = find_changes(load_config(file, overrides), gib * GIB)
         helped = [one for change in changes for one in ([change] if "{" in change else change.split())]
-        assert missing_bytes(load_config(file, [*overrides, *helped]), gib * GIB) == 0
+        assert total_excess_bytes(load_config(file, [*overrides, *helped]), gib * GIB) == 0

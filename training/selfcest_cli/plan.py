@@ -9,10 +9,10 @@ from rich.console import Console
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
-from selfcest_training.planning.changes import find_changes, make_misfit_error, missing_bytes
+from selfcest_training.planning.changes import find_changes, make_misfit_error, total_excess_bytes
 from selfcest_training.planning.lengths import compute_max_lengths, read_lengths
 from selfcest_training.planning.memory import GIB, get_max_batch_size, plan_processes
-from selfcest_training.planning.report import DeviceMemory, plan_lines
+from selfcest_training.planning.report import DeviceMemory, format_plan
 from selfcest_training.planning.shapes import device_memory, get_model_shape
 from selfcest_training.planning.speed import plan_step, read_curve
 from selfcest_training.planning.totals import plan_job
@@ -50,9 +50,9 @@ def print_plan(
             steps[variant] = lengths, step
         totals[variant] = plan_job(config, variant, lengths, step, throughput)
         processes[variant] = plan_processes(config, variant, shape)
-    for line in plan_lines(config, shape, processes, steps, totals, throughput, device):
+    for line in format_plan(config, shape, processes, steps, totals, throughput, device):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    if device is None or not missing_bytes(config, device.size):
+    if device is None or not total_excess_bytes(config, device.size):
         return
     misfit = max(chain.from_iterable(processes.values()), key=lambda process: process.excess_bytes(device.size))
     largest = sorted(misfit.parts, key=lambda part: -part.size)[:3]

@@ -7,8 +7,7 @@ those of a real pass, and no memory is allocated. The workspace of single kernel
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -170,18 +169,3 @@ def _replace_tensors(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None
                 module._parameters[name] = replacements[id(parameter)]
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else make(buffer)
-
-
-@contextmanager
-def record_peak(peaks: list[int]) -> Iterator[None]:
-    """Append to `peaks` the largest bytes that torch's CPU allocator held inside the block, beyond its start."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        yield
-    results: Any = profile.profiler
-    changes = [event.nbytes() for event in results.kineto_results.events() if event.name() == "[memory]"]
-    allocated = 0
-    peak = 0
-    for change in changes:
-        allocated += change
-        peak = max(peak, allocated)
-    peaks.append(peak)

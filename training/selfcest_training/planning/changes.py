@@ -25,8 +25,8 @@ class ConfigChange:
     apply: Callable[[RunConfig], RunConfig]
 
 
-def missing_bytes(config: RunConfig, device_bytes: int) -> int:
-    """Sum of the bytes by which all processes of all variants exceed their devices; 0 if everything fits."""
+def total_excess_bytes(config: RunConfig, device_bytes: int) -> int:
+    """Sum the bytes by which processes of all variants exceed their devices; 0 if everything fits."""
     shape = get_model_shape(config.model)
     total = 0
     for variant in config.variants:
@@ -40,18 +40,18 @@ def find_changes(config: RunConfig, device_bytes: int) -> list[str]:
     # Changes that cost least are tried first. Each one that saves memory is added, until the run fits.
     selected: list[ConfigChange] = []
     for change in _list_changes(config):
-        before = missing_bytes(_apply_changes(config, selected), device_bytes)
-        after = missing_bytes(_apply_changes(config, [*selected, change]), device_bytes)
+        before = total_excess_bytes(_apply_changes(config, selected), device_bytes)
+        after = total_excess_bytes(_apply_changes(config, [*selected, change]), device_bytes)
         if after < before:
             selected.append(change)
         if after == 0:
             break
-    if missing_bytes(_apply_changes(config, selected), device_bytes):
+    if total_excess_bytes(_apply_changes(config, selected), device_bytes):
         return []
     # A later change may have made an earlier one superfluous.
     for change in list(selected):
         rest = [other for other in selected if other is not change]
-        if not missing_bytes(_apply_changes(config, rest), device_bytes):
+        if not total_excess_bytes(_apply_changes(config, rest), device_bytes):
             selected = rest
     return [change.overrides for change in selected]
 

@@ -1,4 +1,4 @@
-"""Prints a plan: memory, speed and totals, with the origin of every number, and what is unknown."""
+"""Formats a plan: memory, speed and totals, with the origin of every number and the unknown quantities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceMemory:
     source: str
 
 
-def plan_lines(
+def format_plan(
     config: RunConfig,
     shape: ModelShape,
     processes: Mapping[str, Sequence[ProcessMemory]],
@@ -51,28 +51,28 @@ def plan_lines(
     comparison = f", the largest of {len(processes)} variants" if len(processes) > 1 else ""
     yield f"\nMemory, GiB (variant {variant}{comparison})"
     for process in processes[variant]:
-        yield from _process_lines(process, device)
+        yield from _format_process(process, device)
     yield "  not counted: the device's context, workspaces of kernels, communication buffers, fragmentation"
     yield f"\nSpeed\n  weights sent after a step: {_describe_sync(config, shape)}"
     yield f"  engine: {_describe_curve(curve)}"
     for name, (lengths, step) in steps.items():
-        yield from _step_lines(name, config.variants[name].rl.max_staleness, lengths, step, curve)
-    yield from _total_lines(config, totals)
+        yield from _format_step(name, config.variants[name].rl.max_staleness, lengths, step, curve)
+    yield from _format_totals(config, totals)
 
 
-def _process_lines(process: ProcessMemory, device: DeviceMemory | None) -> Iterator[str]:
+def _format_process(process: ProcessMemory, device: DeviceMemory | None) -> Iterator[str]:
     count = f", {process.count} of them" if process.count > 1 else ""
     yield f"  {process.name}{count}"
     for part in process.parts:
         yield f"    {part.size / GIB:9.3f}  {part.name}: {part.note}"
-    yield f"    {process.size / GIB:9.3f}  total{_verdict(process, device)}"
+    yield f"    {process.size / GIB:9.3f}  total{_judge_fit(process, device)}"
     if process.loading:
         yield f"    {process.loading / GIB:9.3f}  of host memory while it loads the model, before it shards the weights"
     for item in process.unknown:
         yield f"      unknown  {item}"
 
 
-def _verdict(process: ProcessMemory, device: DeviceMemory | None) -> str:
+def _judge_fit(process: ProcessMemory, device: DeviceMemory | None) -> str:
     if not process.share:
         return "; its resources name no GPU, so it is not compared with a device"
     if device is None:
@@ -99,7 +99,7 @@ def _describe_curve(curve: ThroughputCurve | None) -> str:
     return f"{curve.engine}, {curve.model}, {curve.machine}; {curve.measured}"
 
 
-def _step_lines(
+def _format_step(
     variant: str, max_staleness: int, lengths: EpisodeLengths, step: StepPlan, curve: ThroughputCurve | None
 ) -> Iterator[str]:
     yield f"  variant {variant}, a step of {step.episodes} episodes; lengths: {lengths.source}"
@@ -129,7 +129,7 @@ def _step_lines(
     )
 
 
-def _total_lines(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterator[str]:
+def _format_totals(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterator[str]:
     seeds = len(config.seeds)
     jobs = totals.values()
     yield f"\nWhole run: {len(totals)} variant(s) x {seeds} seed(s), with episodes of the lengths above"
@@ -152,10 +152,10 @@ def _total_lines(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterator
         return
     low = seeds * sum(seconds[0] for seconds in known_seconds) / 3600
     high = seeds * sum(seconds[1] for seconds in known_seconds) / 3600
-    yield f"  time: {_hours(low)} to {_hours(high)} h, one job after another, without the evaluation"
+    yield f"  time: {_format_hours(low)} to {_format_hours(high)} h, one job after another, without the evaluation"
 
 
-def _hours(value: float) -> str:
+def _format_hours(value: float) -> str:
     return f"{value:,.2f}" if isfinite(value) else "without a bound"
 
 
