@@ -24,7 +24,7 @@ from selfcest_training.config import RLConfig
 from selfcest_training.credit import fit
 from selfcest_training.learner.batch import split_into_mini_batches
 from selfcest_training.learner.internals import compute_internals
-from selfcest_training.learner.update import LearnerProtocol, check_agreement, mean_metrics
+from selfcest_training.learner.update import LearnerProtocol, UpdateMetrics, check_agreement, mean_metrics
 from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeline
 from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.checks import filter_groups, get_reward_weights, observe, propose
@@ -193,17 +193,17 @@ class Trainer:
             planned_episodes=batch.planned_episodes,
             replayed=get_records(batch.replayed),
         )
-        metrics = []
-        num_trained = 0
+        updates: list[UpdateMetrics] = []
         for samples in self.learner.attach_old_logprobs(batches, self.config.loss):
-            metrics.append(self.learner.policy_step(samples, self.config.loss, self.account.progress()))
-            num_trained += metrics[-1].num_rows > 0
+            is_first_update = not any(update.num_rows for update in updates)
+            update = self.learner.policy_step(samples, self.config.loss, self.account.progress())
             # Until the first update of fresh rollouts the learner holds the weights that sampled them.
-            if staleness == 0 and num_trained == 1:
-                check_agreement(metrics[-1], exact=self.sampler.exact and self.learner.exact)
-            self.account.spend(trained=metrics[-1].trained_tokens)
+            if staleness == 0 and is_first_update:
+                check_agreement(update, exact=self.sampler.exact and self.learner.exact)
+            self.account.spend(trained=update.trained_tokens)
+            updates.append(update)
         # `policy_lag` is the name in stored metrics.
-        return {**mean_metrics(metrics), "policy_lag": staleness}
+        return {**mean_metrics(updates), "policy_lag": staleness}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without weights and moments. Waits for rollouts under way."""

@@ -153,7 +153,7 @@ def save_checkpoint(
         signed = {"sha256": hash_text(json.dumps(contents)), "contents": contents}
         (partial / _MANIFEST).write_text(json.dumps(signed, indent=1), encoding="utf-8")
     paths = list_checkpoints(folder)
-    # Checkpoints after this one are deleted too: a job that comes here again found them damaged.
+    # Later checkpoints are deleted too: the job has resumed from an older one, so it found them damaged.
     newest = paths[: paths.index(final) + 1][-keep:]
     for path in paths:
         if path not in newest:

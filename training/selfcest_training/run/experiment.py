@@ -173,12 +173,11 @@ def prepare_folder(config: RunConfig, resume: bool) -> None:
         )
     checkpoint_digests = _read_config_digests(manifests)
     differs = stored.exists() and stored.read_bytes() != text.encode()
+    # `None`: the stored config cannot be read.
     differences = _describe_stored_differences(stored, config) if differs else []
     # Checkpoints decide whether it is the same run; without checkpoints the stored config does.
-    if checkpoint_digests == {run_digest(config)} or (not checkpoint_digests and differences == []):
-        if differences != []:
-            warnings.warn(f"{stored} is not the config of its checkpoints; it is written again", stacklevel=2)
-    elif checkpoint_digests or differs:
+    is_same_run = checkpoint_digests == {run_digest(config)} if checkpoint_digests else differences == []
+    if not is_same_run:
         details = ""
         if differences:
             num_more = len(differences) - MAX_DIFFERENCES
@@ -190,6 +189,8 @@ def prepare_folder(config: RunConfig, resume: bool) -> None:
             f"{stored} differs from this config{details}, so --resume would mix two runs; use the stored file as the "
             "config, or set name= to start another run"
         )
+    if differences != []:
+        warnings.warn(f"{stored} is not the config of its checkpoints; it is written again", stacklevel=2)
     write_text(stored, text)
 
 
@@ -303,11 +304,11 @@ def _longest_first(config: RunConfig) -> list[str]:
     If the longest job came last, it would run while the other workers have nothing to do.
     """
 
-    def length(name: str) -> tuple[bool, int]:
+    def measure_length(name: str) -> tuple[bool, int]:
         variant = config.variants[name]
         return variant.rl.steps > 0, sum(phase.tokens for phase in variant.warmstart.phases)
 
-    return sorted(config.variants, key=length, reverse=True)
+    return sorted(config.variants, key=measure_length, reverse=True)
 
 
 def _run_jobs(
@@ -338,6 +339,7 @@ def _run_jobs(
                     # A closed terminal sends SIGHUP, which sets the flag. Jobs then continue to their checkpoints.
                     if not stop.value:
                         raise
+                # A failed job ends the run at once. After a stopped one, the others still write their checkpoints.
                 for future in futures:
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
@@ -430,5 +432,5 @@ def _train_and_evaluate(config: RunConfig, job_id: JobId, only_warm_start: bool,
 
 
 def default_config() -> Path:
-    """The config of a plain `selfcest train`."""
+    """Return the path of the config that `selfcest train` uses without `--config`."""
     return find_shipped_config("quick.yaml")

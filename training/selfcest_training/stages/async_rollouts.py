@@ -1,9 +1,9 @@
 """Plays the rollouts of later steps while the learner works, with a fixed staleness of their weights.
 
 With `max_staleness` 0 a step is played with the weights that it then updates. With a staleness of n, step s is played
-with the weights of exactly step s - n, in another thread, while the learner works on earlier steps. So such a run is
-repeatable too. The first n steps are played with the first weights. A checkpoint waits for running rollouts and
-contains them.
+with the weights of exactly step s - n, in another thread, while the learner works on earlier steps. The age of the
+weights never depends on speed, so such a run is repeatable too. The first n steps are played with the first weights.
+A checkpoint waits for running rollouts and contains them.
 
 With a second sampler, the steps alternate between two pipelines. A step begins as soon as its weights exist, while the
 step before it still decodes its last episodes. The weights of each step stay the same. But a step is proposed before
@@ -75,30 +75,30 @@ class AsyncRollouts:
         self._learner = learner
         self._max_staleness = max_staleness
         self._steps = steps
-        # Steps that have begun and were not taken.
-        self._begun: dict[int, Future[RolloutBatch]] = {}
+        # Steps that were submitted and not taken.
+        self._submitted: dict[int, Future[RolloutBatch]] = {}
 
     def take(self, step: int) -> RolloutBatch:
-        """Return the rollouts of a step, and begin the steps after it.
+        """Return the rollouts of a step, and submit the steps after it.
 
         It must be called in the order of the steps, between updates.
         """
         # With two pipelines the later steps do not wait for this one.
         if len(self._pipelines) > 1:
-            self._begin(range(step, step + self._max_staleness + 1), step)
-        if step in self._begun:
-            batch = self._begun.pop(step).result()
+            self._submit(range(step, step + self._max_staleness + 1), step)
+        if step in self._submitted:
+            batch = self._submitted.pop(step).result()
         else:
             (pipeline,) = self._pipelines
             self._learner.sync(pipeline.sampler, step)
             pipeline.version = step
             batch = pipeline.produce(step)
-        self._begin(range(step + 1, step + self._max_staleness + 1), step)
+        self._submit(range(step + 1, step + self._max_staleness + 1), step)
         return batch
 
-    def _begin(self, steps: range, policy_version: int) -> None:
-        """Begin the steps that have not begun, with the current weights of the learner."""
-        missing = [step for step in steps if step < self._steps and step not in self._begun]
+    def _submit(self, steps: range, policy_version: int) -> None:
+        """Submit the steps that were not submitted yet, with the current weights of the learner."""
+        missing = [step for step in steps if step < self._steps and step not in self._submitted]
         if not missing:
             return
         weights = [(name, tensor.clone()) for name, tensor in self._learner.weights()]
@@ -106,25 +106,25 @@ class AsyncRollouts:
         _synchronize(weights)
         for step in missing:
             pipeline = self._pipelines[step % len(self._pipelines)]
-            self._begun[step] = pipeline.thread.submit(self._start, pipeline, step, list(weights), policy_version)
+            self._submitted[step] = pipeline.thread.submit(self._run, pipeline, step, list(weights), policy_version)
 
     def waiting(self) -> dict[int, RolloutBatch]:
-        """Wait for the steps that have begun and return them. Steps that `close` cancelled are left out."""
-        return {step: future.result() for step, future in self._begun.items() if not future.cancelled()}
+        """Wait for the submitted steps and return them. Steps that `close` cancelled are left out."""
+        return {step: future.result() for step, future in self._submitted.items() if not future.cancelled()}
 
     def put(self, step: int, batch: RolloutBatch) -> None:
         """Restore a step that was waiting when a checkpoint was written. Called before the first `take`."""
-        self._begun[step] = Future()
-        self._begun[step].set_result(batch)
+        self._submitted[step] = Future()
+        self._submitted[step].set_result(batch)
 
-    def _start(
+    def _run(
         self, pipeline: RolloutPipeline, step: int, weights: list[tuple[str, Tensor]], policy_version: int
     ) -> RolloutBatch:
         if pipeline.version != policy_version:
             pipeline.sampler.push(weights, policy_version)
             _synchronize(weights)
             pipeline.version = policy_version
-        # The engine has copied the weights, so this copy can be freed.
+        # Free this copy: the engine has its own, or loaded these weights for an earlier step.
         weights.clear()
         return pipeline.produce(step)
 

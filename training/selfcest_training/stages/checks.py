@@ -34,13 +34,13 @@ def propose(
     sampler: TaskSampler, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator
 ) -> list[PlannedGroup]:
     """Propose tasks. Raises `TrainingError` unless the sampler proposes at least one valid plan."""
-    who = f"task sampler {type(sampler).__name__}, step {step}"
-    planned = call_plugin(who, lambda: list(sampler.propose(step, num_tasks, menu, rng)), TrainingError)
+    label = f"task sampler {type(sampler).__name__}, step {step}"
+    planned = call_plugin(label, lambda: list(sampler.propose(step, num_tasks, menu, rng)), TrainingError)
     # A plug-in may return values of any type.
     plans: list[object] = [*planned]
     if not plans or not all(isinstance(plan, PlannedGroup) and _is_playable(plan) for plan in plans):
         raise TrainingError(
-            f"{who}: proposed {planned!r}; expected at least one PlannedGroup with num_rollouts >= 1, its limits a "
+            f"{label}: proposed {planned!r}; expected at least one PlannedGroup with num_rollouts >= 1, its limits a "
             "Limits or None"
         )
     return planned
@@ -53,10 +53,10 @@ def _is_playable(plan: PlannedGroup) -> bool:
 
 def get_reward_weights(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
     """Get the weights of a step. Raises `TrainingError` unless they are a mapping. The reward checks their values."""
-    who = f"reward schedule {type(schedule).__name__}, step {step}"
-    weights: object = call_plugin(who, lambda: schedule.weights(step), TrainingError)
+    label = f"reward schedule {type(schedule).__name__}, step {step}"
+    weights: object = call_plugin(label, lambda: schedule.weights(step), TrainingError)
     if not isinstance(weights, Mapping):
-        raise TrainingError(f"{who}: weights are {weights!r}; expected a mapping from names of terms to numbers")
+        raise TrainingError(f"{label}: weights are {weights!r}; expected a mapping from names of terms to numbers")
     return weights
 
 
@@ -69,15 +69,15 @@ def filter_groups(
     group_filter: GroupFilter, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int
 ) -> FilterResult:
     """Filter groups. Raises `TrainingError` for an invalid result, or for a filter that never ends."""
-    who = f"group filter {type(group_filter).__name__}, step {step}"
-    result: object = call_plugin(who, lambda: group_filter.filter(step, groups, num_groups, rounds), TrainingError)
+    label = f"group filter {type(group_filter).__name__}, step {step}"
+    result: object = call_plugin(label, lambda: group_filter.filter(step, groups, num_groups, rounds), TrainingError)
     if not isinstance(result, FilterResult) or result.num_new_tasks < 0:
-        raise TrainingError(f"{who}: returned {result!r}; expected a FilterResult with num_new_tasks >= 0")
+        raise TrainingError(f"{label}: returned {result!r}; expected a FilterResult with num_new_tasks >= 0")
     plans: tuple[object, ...] = result.further_rollouts
     if not all(isinstance(plan, PlannedGroup) and _is_playable(plan) for plan in plans):
-        raise TrainingError(f"{who}: further_rollouts is {plans!r}; expected PlannedGroups with num_rollouts >= 1")
+        raise TrainingError(f"{label}: further_rollouts is {plans!r}; expected PlannedGroups with num_rollouts >= 1")
     if (result.num_new_tasks or result.further_rollouts) and rounds >= MAX_ROUNDS:
-        raise TrainingError(f"{who}: asks for more after {rounds} rounds; bound the rounds of the group filter")
+        raise TrainingError(f"{label}: asks for more after {rounds} rounds; bound the rounds of the group filter")
     # Compared by identity: a filter may not change an episode.
     available: set[int] = set()
     for group in groups:
@@ -86,8 +86,8 @@ def filter_groups(
         for episode in group.episodes:
             if id(episode) not in available:
                 raise TrainingError(
-                    f"{who}: kept episode {episode.episode_id}, which it was not given, or kept twice; expected given "
-                    "episodes, each at most once"
+                    f"{label}: kept episode {episode.episode_id}, which it was not given, or kept it twice; expected "
+                    "given episodes, each at most once"
                 )
             available.remove(id(episode))
     return result

@@ -71,7 +71,7 @@ def _make(plug_in: PlugIn, registry: Registry[T], where: str) -> T:
     return build(cls, plug_in.options, where=f"{where}.options")
 
 
-def _check_state_methods(cls: type, who: str) -> None:
+def _check_state_methods(cls: type, label: str) -> None:
     """Raise `PlugInError` for a class with only one of the two methods of a state, which a checkpoint would lose.
 
     A frozen dataclass with both is refused too, because options and state must be two objects.
@@ -80,8 +80,8 @@ def _check_state_methods(cls: type, who: str) -> None:
     present = [name for name in methods if callable(getattr(cls, name, None))]
     if len(present) == 1:
         (missing,) = set(methods) - set(present)
-        raise PlugInError(f"{who}: {cls.__name__} has {present[0]} and lacks {missing}; declare both of them or none")
-    check_state_apart(cls, who, bool(present))
+        raise PlugInError(f"{label}: {cls.__name__} has {present[0]} and lacks {missing}; declare both of them or none")
+    check_state_apart(cls, label, bool(present))
 
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
