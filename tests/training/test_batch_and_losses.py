@@ -216,9 +216,9 @@ def test_kl_without_a_reference_is_refused() -> None:
 
 def test_learning_rate_schedule_by_hand() -> None:
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=4, decay_share=0.5)
-    assert [config.rate(step, 0.0) for step in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
-    assert config.rate(9, 0.75) == pytest.approx(0.5)
-    assert config.rate(9, 1.0) == pytest.approx(0.02)
+    assert [config.learning_rate_at(step, 0.0) for step in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
+    assert config.learning_rate_at(9, 0.75) == pytest.approx(0.5)
+    assert config.learning_rate_at(9, 1.0) == pytest.approx(0.02)
 
 
 def test_arrays_are_aligned() -> None:

@@ -90,9 +90,9 @@ class HostedRanks(ABC):
         if self._is_closed:
             raise InfrastructureError("the ranks of the learner have ended; resume the run to start new ones")
         self._send(method, args)
-        return self._first_result()
+        return self._wait_for_results()
 
-    def _first_result(self) -> Any:
+    def _wait_for_results(self) -> Any:
         """Wait for all ranks and return the first rank's result."""
         results: dict[int, TimedResult] = {}
         errors: dict[int, Exception] = {}

@@ -55,7 +55,7 @@ class ProcessRanks(HostedRanks):
             self.processes.append(process)
         # Ranks that have not answered yet, by connection.
         self._pending = dict(zip(self._connections, range(ranks), strict=True))
-        self._first_result()
+        self._wait_for_results()
 
     def _send(self, method: str, args: tuple[Any, ...]) -> None:
         message = _serialise((method, args))

@@ -96,7 +96,7 @@ class RayRanks(HostedRanks):
             for rank, rank_actor in enumerate(self._actors):
                 spec = RankSpec(rank, ranks, rendezvous, config.backend, timeout)
                 self._pending[rank_actor.join_group.remote(spec)] = rank
-            self._first_result()
+            self._wait_for_results()
         except BaseException:
             self.close()
             raise

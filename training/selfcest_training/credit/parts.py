@@ -37,7 +37,7 @@ class Parts(CreditAssigner):
     """No options."""
 
     name: ClassVar[str] = "parts"
-    formula: ClassVar[str] = "clone: A = its parts of R and what is no part, each - mean of the others; root: rloo"
+    formula: ClassVar[str] = "clone: A = its parts of R + R without all parts, each - mean of the others; root: rloo"
     source: ClassVar[str] = "factored rewards, Guestrin et al. 2002; grades by part"
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False

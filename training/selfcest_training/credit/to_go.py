@@ -30,7 +30,7 @@ class ToGo(CreditAssigner):
     """No options."""
 
     name: ClassVar[str] = "to_go"
-    formula: ClassVar[str] = "every turn: A = G - mean G of the others, G: R without what turns add that it cannot move"
+    formula: ClassVar[str] = "A = G - mean G of the others, G = R without rewards of turns that it cannot affect"
     source: ClassVar[str] = "reward to go, Baxter & Bartlett 2001; along a tree"
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = False

@@ -376,7 +376,7 @@ def make_async_grpo_trainer(
         "max_staleness": 1,
         "weight_sync_steps": 1,
     }
-    optimizer = worker.learner.config
+    optimizer = worker.learner.optimizer_config
     defaults = {
         "learning_rate": optimizer.learning_rate,
         "adam_beta1": optimizer.beta1,

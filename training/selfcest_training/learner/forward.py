@@ -183,8 +183,9 @@ def _deduplicate(layout: RowLayout, ids: Tensor, temperature: Tensor) -> tuple[T
     rows, columns = layout.sources
     temperatures, temperature_index = torch.unique(temperature, return_inverse=True)
     position = rows * layout.token_ids.shape[1] + columns
-    vocabulary = int(ids.max()) + 1 if len(ids) else 1
-    key = (position * len(temperatures) + temperature_index) * vocabulary + ids
+    num_ids = int(ids.max()) + 1 if len(ids) else 1
+    # Every triple as one number: the digits of position, temperature and id in a mixed base.
+    key = (position * len(temperatures) + temperature_index) * num_ids + ids
     distinct_keys, inverse = torch.unique(key, return_inverse=True)
     indices = torch.arange(len(ids), device=ids.device)
     representative = inverse.new_empty(len(distinct_keys)).scatter_(0, inverse, indices)

@@ -85,7 +85,7 @@ class OptimizerConfig(Checked):
     weight_decay: Annotated[NotNegative, "0: none"] = 0.0
     max_grad_norm: Annotated[float, Above(0), ".inf: no clipping"] = 1.0
 
-    def rate(self, step: int, progress: float) -> float:
+    def learning_rate_at(self, step: int, progress: float) -> float:
         """Return the learning rate of a step (from 0) at `progress` in [0, 1] of the run."""
         rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
         if self.decay_share and progress > 1 - self.decay_share:

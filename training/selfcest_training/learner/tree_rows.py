@@ -123,11 +123,12 @@ def cut_into_micro_batches(
     samples: Sequence[Sample], rows: Rows, *, max_tokens: int, hidden_size: int | None
 ) -> Iterator[MicroBatch]:
     """Yield micro-batches of at most `max_tokens` padded ids (or of a single row) that hold every sample once."""
-    unshared = samples
     if rows == Rows.PACKED:
         for row in pack_rows(samples, max_tokens):
             yield MicroBatch(tuple(row), sum(map(len, row)), partial(collate_packed, row))
         return
+    # Samples that share no row with others are padded, as with `bucketed`.
+    unshared = samples
     if rows == Rows.TREE:
         trees = build_tree_rows(samples, max_tokens=max_tokens, hidden_size=hidden_size)
         unshared = [tree.samples[0] for tree in trees if len(tree.samples) == 1]

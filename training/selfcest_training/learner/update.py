@@ -264,7 +264,7 @@ class Learner:
     ) -> None:
         check_model(model, rows)
         self.model = model
-        self.config = optimizer
+        self.optimizer_config = optimizer
         self.reference = reference
         self.pad_id = pad_id
         self.num_steps = 0
@@ -496,7 +496,7 @@ class Learner:
 
     def _clip_gradient(self, parameters: Iterable[Tensor]) -> Tensor:
         """Clip the common norm of these parameters' gradients and return the norm before clipping."""
-        return torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+        return torch.nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm)
 
     def _optimizer_step(self, progress: float) -> tuple[float, dict[str, float]]:
         """Clip the gradient and make one step.
@@ -505,7 +505,7 @@ class Learner:
             The norm of the gradient before clipping, and the norm of each role's adapter where roles have adapters.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.rate(self.num_steps, progress)
+            group["lr"] = self.optimizer_config.learning_rate_at(self.num_steps, progress)
         # Each adapter is clipped by itself: with a common norm, a large gradient of one role would shrink the steps
         # of the other role.
         role_norms: dict[str, float] = {}
