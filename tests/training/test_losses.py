@@ -44,7 +44,14 @@ from selfcest_training.learner.options import (
     OptimizerConfig,
     Rows,
 )
-from selfcest_training.learner.update import ForwardOutput, Learner, check_agreement, mean_metrics, select_old_logprobs
+from selfcest_training.learner.update import (
+    ForwardOutput,
+    Learner,
+    attach_old_logprobs,
+    check_agreement,
+    mean_metrics,
+    select_old_logprobs,
+)
 
 # By hand: four tokens in two rows, the last of the second outside the mask.
 OLD = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])
@@ -162,7 +169,7 @@ def test_gradients_of_tree_and_bucketed_rows_are_equal_however_they_are_cut(loss
     found = []
     for rows, micro_batch_tokens in ((Rows.BUCKETED, 100_000), (Rows.BUCKETED, 100), (Rows.TREE, 300)):
         settings = {"rows": rows, "micro_batch_tokens": micro_batch_tokens}
-        _, frozen = learner_of(deepcopy(before), **settings).attach_old_logprobs([[], samples], loss)  # type: ignore[arg-type]
+        _, frozen = attach_old_logprobs(learner_of(deepcopy(before), **settings), [[], samples], loss)  # type: ignore[arg-type]
         learner = learner_of(deepcopy(model), **settings)  # type: ignore[arg-type]
         kept = gradients(learner)
         metrics = learner.policy_step(frozen, loss)
@@ -218,7 +225,7 @@ def test_later_mini_batches_take_the_ratio_against_the_learner_before_the_first(
     with torch.no_grad():
         old = {id(s): forward(learner.model, s) for s in samples}
     kept = gradients(learner)
-    frozen = learner.attach_old_logprobs(minibatches, loss)
+    frozen = attach_old_logprobs(learner, minibatches, loss)
     assert learner.num_steps == 0
     for expected_from, samples_now in zip(minibatches, frozen, strict=True):
         reference = [old[id(s)] for s in expected_from]
@@ -239,7 +246,7 @@ def test_later_mini_batches_take_the_ratio_against_the_learner_before_the_first(
 def test_without_weights_nothing_is_frozen_and_the_sampler_is_the_reference() -> None:
     samples, _ = random_samples(1)
     learner = learner_of(tiny())
-    assert learner.attach_old_logprobs([samples[:4], samples[4:]], LossConfig()) == [samples[:4], samples[4:]]
+    assert attach_old_logprobs(learner, [samples[:4], samples[4:]], LossConfig()) == [samples[:4], samples[4:]]
     batch = collate(samples, pad_id=0)
     logprobs = learner.logprobs(batch)
     assert select_old_logprobs(Importance(), batch, logprobs) is batch.behavior_logprobs

@@ -49,7 +49,7 @@ from selfcest_training.learner.options import (
     Rows,
 )
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import Learner, LearnerProtocol, UpdateMetrics
+from selfcest_training.learner.update import Learner, LearnerProtocol, UpdateMetrics, attach_old_logprobs
 from selfcest_training.run.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from selfcest_training.run.job import Job, JobId
 
@@ -239,7 +239,7 @@ def test_one_rank_computes_what_no_rank_does_and_dummies_change_nothing(
     assert found.exact == expected.exact
     first, second = samples_of(3), samples_of(4)
     loss = replace(KL, importance=Importance(ImportanceLevel.TOKEN))
-    batches, plain = (each.attach_old_logprobs([first, second], loss) for each in (found, expected))
+    batches, plain = (attach_old_logprobs(each, [first, second], loss) for each in (found, expected))
     assert_same_metrics(found.policy_step(batches[0], loss), expected.policy_step(plain[0], loss))
     assert_same_gradient(found, expected)
     assert_same_metrics(found.policy_step(batches[1], loss), expected.policy_step(plain[1], loss))
@@ -434,7 +434,7 @@ LOSSES = {
 def test_two_ranks_have_the_gradient_of_every_loss(two: ProcessRanks, warm: Path, name: str) -> None:
     setting, loss = spec(rows=Rows.TREE, reference=warm), LOSSES[name]
     found, expected = LearnerGroup(two, setting), alone(setting)
-    batches, plain = (each.attach_old_logprobs([[], samples_of(3)], loss) for each in (found, expected))
+    batches, plain = (attach_old_logprobs(each, [[], samples_of(3)], loss) for each in (found, expected))
     assert_same_metrics(found.policy_step(batches[1], loss), expected.policy_step(plain[1], loss))
     assert_same_gradient(found, expected)
 

@@ -24,7 +24,13 @@ from selfcest_training.config import RLConfig
 from selfcest_training.credit import fit
 from selfcest_training.learner.batch import split_into_mini_batches
 from selfcest_training.learner.internals import compute_internals
-from selfcest_training.learner.update import LearnerProtocol, UpdateMetrics, check_agreement, mean_metrics
+from selfcest_training.learner.update import (
+    LearnerProtocol,
+    UpdateMetrics,
+    attach_old_logprobs,
+    check_agreement,
+    mean_metrics,
+)
 from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeline
 from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.checks import filter_groups, get_reward_weights, observe, propose
@@ -194,7 +200,7 @@ class Trainer:
             replayed=get_records(batch.replayed),
         )
         updates: list[UpdateMetrics] = []
-        for samples in self.learner.attach_old_logprobs(batches, self.config.loss):
+        for samples in attach_old_logprobs(self.learner, batches, self.config.loss):
             is_first_update = not any(update.num_rows for update in updates)
             update = self.learner.policy_step(samples, self.config.loss, self.account.progress())
             # Until the first update of fresh rollouts the learner holds the weights that sampled them.

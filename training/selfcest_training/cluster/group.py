@@ -19,7 +19,7 @@ from selfcest_training.cluster.timed_result import TimedResult
 from selfcest_training.learner.batch import Sample
 from selfcest_training.learner.options import LossConfig
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import ForwardOutput, ImitationMetrics, UpdateMetrics, attach_old_logprobs
+from selfcest_training.learner.update import ForwardOutput, ImitationMetrics, UpdateMetrics
 
 
 class Ranks(Protocol):
@@ -154,9 +154,6 @@ class LearnerGroup:
     def _call(self, method: str, *args: Any) -> Any:
         assert self._ranks.owner is self, "the ranks hold another learner now"
         return self._ranks.call(method, *args)
-
-    def attach_old_logprobs(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
-        return attach_old_logprobs(self, minibatches, loss)
 
     def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics:
         metrics: UpdateMetrics = self._call("policy_step", samples, loss, progress)

@@ -35,7 +35,7 @@ class Sample:
         weight: one over the loss denominator, a number that all tokens of an episode share; [T] where the credit
             scheme also weighs turns.
         old_logprobs: the learner's log-probs before the update, 0 where the mask is False; `None`: not computed, see
-            `Learner.attach_old_logprobs`.
+            `attach_old_logprobs`.
 
     Example (a prompt of two ids, one turn of three):
         token_ids [2, 9, 21, 17, 13]; loss_mask [F, F, T, T, T]; advantages [0, 0, .5, .5, .5]

@@ -185,10 +185,6 @@ class LearnerProtocol(Protocol):
     @property
     def exact(self) -> bool: ...
 
-    def attach_old_logprobs(
-        self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig
-    ) -> list[Sequence[Sample]]: ...
-
     def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics: ...
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics: ...
@@ -291,10 +287,6 @@ class Learner:
     def exact(self) -> bool:
         """Whether it computes in float32, so that a float32 sampler must agree with it token for token."""
         return self._forward.options.exact and self.model.dtype == torch.float32
-
-    def attach_old_logprobs(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
-        """See the function `attach_old_logprobs`."""
-        return attach_old_logprobs(self, minibatches, loss)
 
     def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics:
         """Accumulate the gradient of the loss over micro-batches and make one optimiser step.
