@@ -19,6 +19,7 @@ from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_env.errors import RecordError
 from selfcest_env.types import ROOT, Role
 from selfcest_training.learner.batch import Sample
+from selfcest_training.learner.metrics import average_metrics
 from selfcest_training.learner.options import (
     ForwardOptions,
     LossConfig,
@@ -27,7 +28,7 @@ from selfcest_training.learner.options import (
     Precision,
     Rows,
 )
-from selfcest_training.learner.update import ForwardOutput, Learner, mean_metrics
+from selfcest_training.learner.update import ForwardOutput, Learner
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=0, max_grad_norm=1e9)
@@ -222,7 +223,7 @@ def test_a_large_gradient_of_one_role_does_not_make_the_other_s_smaller() -> Non
     assert kept == [{"root": pytest.approx(small, rel=1e-4), "clone": pytest.approx(bound, rel=1e-4)}]
     assert metrics.role_grad_norms == {"root": pytest.approx(small), "clone": pytest.approx(1000 * small, rel=1e-3)}
     assert metrics.grad_norm == pytest.approx(math.hypot(*metrics.role_grad_norms.values()))
-    assert mean_metrics([metrics])["grad_norm/root"] == metrics.role_grad_norms["root"]
+    assert average_metrics([metrics])["grad_norm/root"] == metrics.role_grad_norms["root"]
     assert learner_of(adapted()).policy_step(roots, LossConfig()).role_grad_norms == {}
 
 

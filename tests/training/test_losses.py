@@ -34,6 +34,7 @@ from selfcest_training.learner.losses import (
     make_loss,
     make_loss_sum,
 )
+from selfcest_training.learner.metrics import average_metrics, check_agreement
 from selfcest_training.learner.options import (
     Denominator,
     ForwardOptions,
@@ -48,8 +49,6 @@ from selfcest_training.learner.update import (
     ForwardOutput,
     Learner,
     attach_old_logprobs,
-    check_agreement,
-    mean_metrics,
     select_old_logprobs,
 )
 
@@ -347,7 +346,7 @@ def test_terms_add_up_with_their_weights() -> None:
         )  # weights are float32
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         mean = sum(float(of_sample(model, sample)[1].detach().sum()) for sample in samples) / tokens
-        assert mean_metrics([metrics])["loss/entropy"] == pytest.approx(mean, rel=1e-6)
+        assert average_metrics([metrics])["loss/entropy"] == pytest.approx(mean, rel=1e-6)
 
 
 def of_sample(model: PreTrainedModel, sample: Sample) -> tuple[Tensor, Tensor]:
@@ -435,7 +434,7 @@ def test_agreement_is_exact_in_float32_and_on_average_otherwise() -> None:
         ]
         metrics = learner.policy_step(fresh, LossConfig())
         assert metrics.mean_logprob_gap == pytest.approx(shift, abs=1e-5)
-        assert mean_metrics([metrics])["mean_logprob_gap"] == metrics.mean_logprob_gap
+        assert average_metrics([metrics])["mean_logprob_gap"] == metrics.mean_logprob_gap
         if exact:
             check_agreement(metrics, exact=True)
         else:

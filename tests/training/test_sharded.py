@@ -38,6 +38,7 @@ from selfcest_training.cluster.timed_result import TimedResult
 from selfcest_training.credit import Internal
 from selfcest_training.learner.batch import Sample
 from selfcest_training.learner.internals import compute_internals
+from selfcest_training.learner.metrics import UpdateMetrics
 from selfcest_training.learner.options import (
     ForwardOptions,
     Importance,
@@ -49,7 +50,7 @@ from selfcest_training.learner.options import (
     Rows,
 )
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import Learner, LearnerProtocol, UpdateMetrics, attach_old_logprobs
+from selfcest_training.learner.update import Learner, LearnerProtocol, attach_old_logprobs
 from selfcest_training.run.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from selfcest_training.run.job import Job, JobId
 

@@ -24,13 +24,8 @@ from selfcest_training.config import RLConfig
 from selfcest_training.credit import fit
 from selfcest_training.learner.batch import split_into_mini_batches
 from selfcest_training.learner.internals import compute_internals
-from selfcest_training.learner.update import (
-    LearnerProtocol,
-    UpdateMetrics,
-    attach_old_logprobs,
-    check_agreement,
-    mean_metrics,
-)
+from selfcest_training.learner.metrics import UpdateMetrics, average_metrics, check_agreement
+from selfcest_training.learner.update import LearnerProtocol, attach_old_logprobs
 from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeline
 from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.checks import filter_groups, get_reward_weights, observe, propose
@@ -209,7 +204,7 @@ class Trainer:
             self.account.spend(trained=update.trained_tokens)
             updates.append(update)
         # `policy_lag` is the name in stored metrics.
-        return {**mean_metrics(updates), "policy_lag": staleness}
+        return {**average_metrics(updates), "policy_lag": staleness}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without weights and moments. Waits for rollouts under way."""

@@ -17,9 +17,10 @@ from selfcest_env.errors import InfrastructureError, SelfcestError
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.timed_result import TimedResult
 from selfcest_training.learner.batch import Sample
+from selfcest_training.learner.metrics import ImitationMetrics, UpdateMetrics
 from selfcest_training.learner.options import LossConfig
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import ForwardOutput, ImitationMetrics, UpdateMetrics
+from selfcest_training.learner.update import ForwardOutput
 
 
 class Ranks(Protocol):

@@ -26,9 +26,10 @@ from selfcest_env.errors import ConfigError
 from selfcest_training.cluster.partition import check_ranks, make_zero_weight_sample, partition
 from selfcest_training.learner.batch import Sample, TokenBatch, collate
 from selfcest_training.learner.forward import Forward, check_output_layer
+from selfcest_training.learner.metrics import UpdateMetrics
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Rows
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import Learner, UpdateMetrics
+from selfcest_training.learner.update import Learner
 
 Result = TypeVar("Result")
 Passed = TypeVar("Passed", Tensor, tuple[Tensor, Tensor], None)
