@@ -6,7 +6,7 @@ function read(name) {
   return JSON.parse(document.getElementById(name).textContent);
 }
 
-/** The JSON texts that the page carries under a name, unread. */
+/** The JSON texts that the page carries under a name, not parsed. */
 function lines(name) {
   const text = document.getElementById(name).textContent;
   return text ? text.split("\n") : [];
@@ -14,7 +14,7 @@ function lines(name) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element: attributes by name, `on` with listeners by event; children are nodes or texts, and null is nobody. */
+/** An element: attributes by name, `on` with listeners by event; children are nodes or texts, and null is left out. */
 function make(tag, { on = {}, ...attributes } = {}, ...children) {
   return fill(document.createElement(tag), on, attributes, children);
 }
@@ -35,10 +35,10 @@ function fill(element, on, attributes, children) {
 }
 
 /**
- * A table under a row of heads: each is its content, or an object of attributes with the content as `text`; an empty
- * one is a corner that heads nothing. `rows` are elements; a caption and a foot may be left out.
+ * A table. A head is its content, or an object of attributes with the content as `text`; an empty head is the corner
+ * above row heads. `rows` are elements. The caption and the foot are optional.
  */
-function headed({ caption, heads, rows, foot }) {
+function makeTable({ caption, heads, rows, foot }) {
   const head = (content) => {
     const { text, ...attributes } = content?.text === undefined ? { text: content } : content;
     return text === "" ? make("td") : make("th", { scope: "col", ...attributes }, text);
@@ -75,7 +75,7 @@ const sign = (value) => (value > 0 ? "positive" : value < 0 ? "negative" : "mute
 /** "1 clone", "3 clones". */
 const many = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-/** A part of an address as it was before it was encoded; one that was not encoded stays. */
+/** A part of an address, decoded; unchanged if it is no valid encoding. */
 function decoded(part) {
   try {
     return decodeURIComponent(part);
@@ -84,7 +84,7 @@ function decoded(part) {
   }
 }
 
-// Nothing can be opened on paper, so everything is opened before printing.
+// A reader cannot open details on paper, so they are opened before printing.
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });

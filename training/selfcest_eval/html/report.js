@@ -4,21 +4,21 @@ const report = read("report");
 const MARKS = 6;
 const tip = document.getElementById("tip");
 
-// Numbers
+// Numbers. An estimate is [mean, low, high]; the ends are null without an interval.
 
-const both = (value) => (value == null || value[1] == null ? "" : `[${measure(value[1])}, ${measure(value[2])}]`);
-const spoken = (value) => (value == null ? "–" : `${measure(value[0])} ${both(value)}`.trim());
-const share = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 1 : 0)} %`;
-const tick = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(0).replace("-", "−").replace("e-", "e−") : measure(value));
-const figure = (value) =>
-  value == null ? ["–"] : [measure(value[0]), both(value) && make("span", { class: "interval" }, both(value))];
-const portion = (value) =>
+const formatInterval = (value) => (value == null || value[1] == null ? "" : `[${measure(value[1])}, ${measure(value[2])}]`);
+const formatEstimate = (value) => (value == null ? "–" : `${measure(value[0])} ${formatInterval(value)}`.trim());
+const formatShare = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 1 : 0)} %`;
+const formatTick = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(0).replace("-", "−").replace("e-", "e−") : measure(value));
+const estimateParts = (value) =>
+  value == null ? ["–"] : [measure(value[0]), formatInterval(value) && make("span", { class: "interval" }, formatInterval(value))];
+const shareParts = (value) =>
   value == null ? ["–"] : [value[0].toFixed(2), value[1] == null ? null : make("span", { class: "interval" }, `[${value[1].toFixed(2)}, ${value[2].toFixed(2)}]`)];
-const fixed = (value, digits = 3) => (value == null ? "–" : (Number(value.toFixed(digits)) || 0).toFixed(digits).replace("-", "−"));
+const formatFixed = (value, digits = 3) => (value == null ? "–" : (Number(value.toFixed(digits)) || 0).toFixed(digits).replace("-", "−"));
 
-// Colour and mark of each strategy on the whole page. A variant before RL has the same, dashed and hollow.
+// Colour and mark of each strategy on the page. A variant before RL has those of the trained one, dashed and hollow.
 
-function looks(source) {
+function assignLooks(source) {
   const names = [...new Set([...source.final, ...source.rows.map((row) => row.strategy)])];
   const earlier = new Map(Object.entries(source.before).map(([after, before]) => [before, after]));
   const known = new Map();
@@ -77,8 +77,8 @@ function legend(names, look, hidden, redraw) {
   );
 }
 
-/** The same, where nothing can be left out. */
-function key(names, look) {
+/** A legend without buttons, for figures that show every strategy. */
+function staticLegend(names, look) {
   const pressed = legend(names, look, new Set(), () => {});
   pressed.replaceChildren(...[...pressed.children].map((button) => make("span", { class: "key" }, ...button.childNodes)));
   pressed.setAttribute("aria-label", "Marks of the figures");
@@ -96,12 +96,12 @@ function ticks(low, high, wanted = 5) {
   return found;
 }
 
-/** From the lowest to the highest value with some room; ends of intervals may widen it by half on each side, no more. */
-function range(values, ends = [], atLeast = 0) {
+/** The range of the values with some room. Ends of intervals widen it by at most half of its width on each side. */
+function paddedRange(values, ends = [], atLeast = 0) {
   const numbers = (all) => all.filter((value) => value != null && Number.isFinite(value));
-  const there = numbers(values);
-  if (!there.length) return [0, 1];
-  let [low, high] = [Math.min(...there), Math.max(...there)];
+  const finite = numbers(values);
+  if (!finite.length) return [0, 1];
+  let [low, high] = [Math.min(...finite), Math.max(...finite)];
   if (low === 0 && high === 0) return [0, 1];
   if (high - low <= atLeast) [low, high] = [low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)];
   const [low0, high0, room] = [low, high, (high - low) * 0.5];
@@ -112,7 +112,7 @@ function range(values, ends = [], atLeast = 0) {
 
 /**
  * A chart. `lines` are {name, look, points: [{x, y, low, high, xlow, xhigh, tip}], thin: [[[x, y]...]...], band, marks}.
- * `xs` are names where x is a place among them. Points with marks can be focused and say what they are.
+ * `xs` are names of categories, if x is a position among them. Points with marks take the focus and show their tip.
  */
 function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small = false }) {
   // In a narrow window the drawing is narrow as well; scaling it down would make its letters too small.
@@ -122,8 +122,8 @@ function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small
   const [right, top, bottom] = [12, 8, x ? (small ? 34 : 46) : 22];
   const points = lines.flatMap((line) => line.points);
   const thin = lines.flatMap((line) => line.thin ?? []).flat();
-  const [x0, x1] = xs ? [-0.35, xs.length - 0.65] : range([...points.map((p) => p.x), ...thin.map((p) => p[0])], points.flatMap((p) => [p.xlow, p.xhigh]));
-  const [y0, y1] = y?.range ?? range([...points.map((p) => p.y), ...thin.map((p) => p[1])], points.flatMap((p) => [p.low, p.high]));
+  const [x0, x1] = xs ? [-0.35, xs.length - 0.65] : paddedRange([...points.map((p) => p.x), ...thin.map((p) => p[0])], points.flatMap((p) => [p.xlow, p.xhigh]));
+  const [y0, y1] = y?.range ?? paddedRange([...points.map((p) => p.y), ...thin.map((p) => p[1])], points.flatMap((p) => [p.low, p.high]));
   const px = (value) => left + ((Math.min(Math.max(value, x0), x1) - x0) / (x1 - x0)) * (width - left - right);
   const py = (value) => height - bottom - ((Math.min(Math.max(value, y0), y1) - y0) / (y1 - y0)) * (height - bottom - top);
   const path = (places) => places.map(([a, b], i) => `${i ? "L" : "M"}${px(a).toFixed(1)} ${py(b).toFixed(1)}`).join("");
@@ -131,7 +131,7 @@ function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small
   for (const at of ticks(y0, y1, small ? 3 : 5)) {
     svg.append(
       draw("line", { class: "grid", x1: left, x2: width - right, y1: py(at), y2: py(at) }),
-      draw("text", { x: left - 7, y: py(at) + 4, "text-anchor": "end" }, tick(at)),
+      draw("text", { x: left - 7, y: py(at) + 4, "text-anchor": "end" }, formatTick(at)),
     );
   }
   const across = xs ? xs.map((name, i) => [i, name]) : ticks(x0, x1, few ? 4 : 6).map((at) => [at, count(Number(at.toPrecision(6)))]);
@@ -157,7 +157,7 @@ function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small
         if (p.low != null) spot.append(draw("line", { class: "whisker", x1: px(p.x), x2: px(p.x), y1: py(p.low), y2: py(p.high) }));
         if (p.xlow != null) spot.append(draw("line", { class: "whisker", x1: px(p.xlow), x2: px(p.xhigh), y1: py(p.y), y2: py(p.y) }));
         spot.append(mark(kind, px(p.x), py(p.y), early), draw("circle", { class: "hit", cx: px(p.x), cy: py(p.y), r: 12 }));
-        explain(spot, p.tip);
+        attachTip(spot, p.tip);
         group.append(spot);
       }
     }
@@ -166,16 +166,16 @@ function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small
   return { svg, px, width, left, right, top, height, bottom };
 }
 
-function explain(element, text) {
+function attachTip(element, text) {
   const show = () => {
     const box = element.getBoundingClientRect();
-    place(text, box.left + box.width / 2, box.top);
+    showTip(text, box.left + box.width / 2, box.top);
   };
   for (const event of ["pointerenter", "focus"]) element.addEventListener(event, show);
-  for (const event of ["pointerleave", "blur"]) element.addEventListener(event, hide);
+  for (const event of ["pointerleave", "blur"]) element.addEventListener(event, hideTip);
 }
 
-function place(text, x, y) {
+function showTip(text, x, y) {
   tip.textContent = text;
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
@@ -183,14 +183,14 @@ function place(text, x, y) {
   tip.style.top = `${y - box.height - 10 < 8 ? y + 18 : y - box.height - 10}px`;
 }
 
-const hide = () => {
+const hideTip = () => {
   tip.hidden = true;
 };
-addEventListener("keydown", (event) => event.key === "Escape" && hide());
-addEventListener("scroll", hide, { passive: true });
+addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
+addEventListener("scroll", hideTip, { passive: true });
 
-/** A small chart over which a line follows the pointer and says every value there. */
-function followed(made, lines, unit) {
+/** Add a line to a chart that follows the pointer and shows every value at its position. */
+function withCursor(made, lines, unit) {
   const { svg, px, width, left, right, top, height, bottom } = made;
   const cross = draw("line", { class: "cross", y1: top, y2: height - bottom, visibility: "hidden" });
   svg.append(cross);
@@ -203,12 +203,12 @@ function followed(made, lines, unit) {
     cross.setAttribute("x1", px(near));
     cross.setAttribute("x2", px(near));
     cross.setAttribute("visibility", "visible");
-    const said = lines.flatMap((line) => line.points.filter((p) => p.x === near).map((p) => `${line.name}: ${spoken([p.y, p.low, p.high])}`));
-    place([`${unit} ${measure(near)}`, ...said].join("\n"), event.clientX, box.top);
+    const said = lines.flatMap((line) => line.points.filter((p) => p.x === near).map((p) => `${line.name}: ${formatEstimate([p.y, p.low, p.high])}`));
+    showTip([`${unit} ${measure(near)}`, ...said].join("\n"), event.clientX, box.top);
   });
   svg.addEventListener("pointerleave", () => {
     cross.setAttribute("visibility", "hidden");
-    hide();
+    hideTip();
   });
   return svg;
 }
@@ -220,7 +220,7 @@ function table(caption, heads, rows) {
   return make(
     "div",
     { class: "wide", tabindex: 0, role: "region", "aria-label": caption },
-    headed({ caption, heads, rows: rows.map((row) => make("tr", {}, row.map(cell))) }),
+    makeTable({ caption, heads, rows: rows.map((row) => make("tr", {}, row.map(cell))) }),
   );
 }
 
@@ -240,7 +240,7 @@ function picker(label, options, chosen, change) {
 }
 
 const block = (id, title, ...children) => make("section", { class: "card block", id }, make("h3", {}, title), ...children);
-const open = (summary, ...children) => make("details", {}, make("summary", {}, summary), ...children);
+const fold = (summary, ...children) => make("details", {}, make("summary", {}, summary), ...children);
 
 const SECTIONS = {
   verdict: "Verdict",
@@ -257,8 +257,8 @@ const SECTIONS = {
 
 function verdict(source, id) {
   const link = (section) => make("a", { href: `#${id(section)}` }, SECTIONS[section].toLowerCase());
-  const there = { failures: source.failures.length, results: source.rows.length, frontier: source.rows.length, decisions: source.delegation.length, learning: source.learning.series.length + source.warmstart.series.length, pathologies: source.pathologies.length };
-  const see = (sections) => sections.filter((section) => there[section]).flatMap((section, i) => [i ? ", " : "", link(section)]);
+  const sizes = { failures: source.failures.length, results: source.rows.length, frontier: source.rows.length, decisions: source.delegation.length, learning: source.learning.series.length + source.warmstart.series.length, pathologies: source.pathologies.length };
+  const see = (sections) => sections.filter((section) => sizes[section]).flatMap((section, i) => [i ? ", " : "", link(section)]);
   return block(
     id("verdict"),
     SECTIONS.verdict,
@@ -272,7 +272,7 @@ function verdict(source, id) {
   );
 }
 
-function failed(source, id) {
+function warnings(source, id) {
   if (!source.failures.length) return null;
   return make(
     "section",
@@ -299,8 +299,8 @@ function results(source, id) {
   const line = (row) => [
     name(row.family),
     name([row.strategy, row.baseline ? make("span", { class: "tag" }, "no clones") : null]),
-    number(portion(row.accuracy)),
-    ...wanted.map((one) => number(figure(row.costs[one.name]))),
+    number(shareParts(row.accuracy)),
+    ...wanted.map((one) => number(estimateParts(row.costs[one.name]))),
     number(count(row.instances)),
     number(count(row.seeds)),
   ];
@@ -310,7 +310,7 @@ function results(source, id) {
     SECTIONS.results,
     make("p", { class: "muted small lead" }, `${source.intervals}`),
     table("All sizes of a family together, best first; costs are means per instance", heads, ordered.map(line)),
-    open(
+    fold(
       `Every cell and budget (${many(cells.length, "row")})`,
       table(
         "Every cell, budget and strategy",
@@ -327,7 +327,7 @@ function frontier(source, id, look) {
   const families = [...new Set(rows.map((row) => row.family))];
   const chosen = { family: families[0], size: "", cost: source.first_cost };
   const plain = new Set([...source.final, ...Object.values(source.before)]);
-  const hidden = new Set(rows.map((row) => row.strategy).filter((one) => !plain.has(one))); // forced choices, until asked for
+  const hidden = new Set(rows.map((row) => row.strategy).filter((one) => !plain.has(one))); // forced choices are shown on demand
   const place = make("div", { class: "beside" });
   const sizePlace = make("span", {});
   const legendPlace = make("div", {});
@@ -362,7 +362,7 @@ function frontier(source, id, look) {
             const [x, xlow, xhigh] = row.costs[chosen.cost];
             const [y, low, high] = row.accuracy;
             const where = `${one}, ${row.size}${row.out ? " (out of distribution)" : ""}, ${row.limit}`;
-            return { x, xlow, xhigh, y, low, high, tip: `${where}\naccuracy ${spoken(row.accuracy)}\n${cost.title} ${spoken(row.costs[chosen.cost])}` };
+            return { x, xlow, xhigh, y, low, high, tip: `${where}\naccuracy ${formatEstimate(row.accuracy)}\n${cost.title} ${formatEstimate(row.costs[chosen.cost])}` };
           })
           .sort((a, b) => (bySize ? 0 : a.x - b.x)),
       }));
@@ -373,7 +373,7 @@ function frontier(source, id, look) {
       y: { name: "accuracy", range: [0, 1.04] },
     });
     if (legendPlace.dataset.names !== names.join("\n")) {
-      legendPlace.dataset.names = names.join("\n"); // a button that is pressed stays, and so does the focus on it
+      legendPlace.dataset.names = names.join("\n"); // unchanged buttons stay, so that a pressed one keeps the focus
       legendPlace.replaceChildren(legend(names, look, hidden, show));
     }
     place.replaceChildren(
@@ -383,7 +383,7 @@ function frontier(source, id, look) {
         [name("strategy"), name(bySize ? "size" : "budget"), number("accuracy"), number(cost.title)],
         here
           .filter((row) => !hidden.has(row.strategy))
-          .map((row) => [name(row.strategy), name(bySize ? row.size : row.limit), number(portion(row.accuracy)), number(figure(row.costs[chosen.cost]))]),
+          .map((row) => [name(row.strategy), name(bySize ? row.size : row.limit), number(shareParts(row.accuracy)), number(estimateParts(row.costs[chosen.cost]))]),
       ),
     );
   }
@@ -427,7 +427,7 @@ function decisions(source, id, look) {
             y: row[key][0],
             low: row[key][1],
             high: row[key][2],
-            tip: `${one}, ${family} ${row.size}\n${what} ${spoken(row[key])}`,
+            tip: `${one}, ${family} ${row.size}\n${what} ${formatEstimate(row[key])}`,
           })),
       }));
     const view = (key, what, span) => {
@@ -437,16 +437,16 @@ function decisions(source, id, look) {
     const highest = Math.max(...here.map((row) => row.clones?.[2] ?? row.clones?.[0] ?? 0));
     return [
       families.length > 1 ? make("h4", {}, family) : null,
-      key(names, look),
+      staticLegend(names, look),
       make("div", { class: "halves" }, view("share", "share delegated", [0, 1.04]), view("clones", "clones", [0, highest * 1.08 || 1])),
-      open(
+      fold(
         "Numbers by size",
         table(
           `${family}: share delegated and clones, by size`,
           [name("size"), ...names.flatMap((one) => [number(`share, ${one}`), number(`clones, ${one}`)])],
           sizes.map((size) => [name(size), ...names.flatMap((one) => {
             const row = here.find((other) => other.size === size && other.strategy === one);
-            return [number(portion(row?.share)), number(figure(row?.clones))];
+            return [number(shareParts(row?.share)), number(estimateParts(row?.clones))];
           })]),
         ),
       ),
@@ -457,14 +457,14 @@ function decisions(source, id, look) {
       name(one.family),
       name(one.strategy),
       number(count(seed.seed)),
-      number(fixed(seed.reward)),
-      number(fixed(seed.always)),
-      number(fixed(seed.never)),
+      number(formatFixed(seed.reward)),
+      number(formatFixed(seed.always)),
+      number(formatFixed(seed.never)),
       number(seed.threshold == null ? "never" : measure(seed.threshold)),
-      number(fixed(seed.regret)),
-      number(fixed(seed.precision, 2)),
-      number(fixed(seed.recall, 2)),
-      number(fixed(seed.f1, 2)),
+      number(formatFixed(seed.regret)),
+      number(formatFixed(seed.precision, 2)),
+      number(formatFixed(seed.recall, 2)),
+      number(formatFixed(seed.f1, 2)),
     ]),
   );
   return block(
@@ -506,10 +506,10 @@ function learning(source, id, look) {
       });
     const ends = lines.filter((line) => line.points.length).map((line) => `${line.name} from ${measure(line.points[0].y)} to ${measure(line.points.at(-1).y)}`);
     const made = chart({ lines, label: `${title}: ${ends.join("; ")}`, width: 320, height: 190, small: true });
-    return make("div", { class: "panel" }, make("p", {}, title), followed(made, lines, axis === "step" ? "step" : "sampled tokens"));
+    return make("div", { class: "panel" }, make("p", {}, title), withCursor(made, lines, axis === "step" ? "step" : "sampled tokens"));
   }
 
-  /** What never moves needs no picture: the one value of every variant and seed, or null. */
+  /** The value of a metric that is the same in every bin, variant and seed, else null. It is written and not drawn. */
   function constant(data, { metric }) {
     const values = new Set(data.series.filter((one) => one.metric === metric).flatMap((one) => one.bins.flatMap((bin) => bin[3])));
     return values.size === 1 ? [...values][0] : null;
@@ -519,9 +519,9 @@ function learning(source, id, look) {
     const rows = panels.flatMap(({ metric, title }) =>
       data.series
         .filter((one) => one.metric === metric)
-        .map((one) => [name(title), name(one.variant), number(figure(one.bins[0][2])), number(figure(one.bins.at(-1)[2])), number(count(one.seeds.length))]),
+        .map((one) => [name(title), name(one.variant), number(estimateParts(one.bins[0][2])), number(estimateParts(one.bins.at(-1)[2])), number(count(one.seeds.length))]),
     );
-    return open("Numbers: first and last bin", table("First and last bin of every curve, mean over seeds", [name("metric"), name("variant"), number("first"), number("last"), number("seeds")], rows));
+    return fold("Numbers: first and last bin", table("First and last bin of every curve, mean over seeds", [name("metric"), name("variant"), number("first"), number("last"), number("seeds")], rows));
   }
 
   function show() {
@@ -538,10 +538,10 @@ function learning(source, id, look) {
       ];
     };
     const rl = source.learning.groups.flatMap((one) =>
-      one.name === "Everything else" ? [open(`Everything else (${many(one.panels.length, "curve")})`, ...group(source.learning, one))] : group(source.learning, one),
+      one.name === "Everything else" ? [fold(`Everything else (${many(one.panels.length, "curve")})`, ...group(source.learning, one))] : group(source.learning, one),
     );
     const warm = source.warmstart.groups.flatMap((one) => group(source.warmstart, { ...one, name: one.name === "Everything else" ? "Probes" : "Loss" }));
-    place.replaceChildren(...rl.filter(Boolean), ...(warm.length ? [open("The warm start", ...warm)] : []));
+    place.replaceChildren(...rl.filter(Boolean), ...(warm.length ? [fold("The warm start", ...warm)] : []));
   }
   show();
   const variants = [...new Set([...source.learning.variants, ...source.warmstart.variants])];
@@ -576,15 +576,15 @@ function pathologies(source, id) {
         name(one.owner),
         number(count(one.found)),
         number(count(one.possible)),
-        name([bar(one.found / one.possible), " ", share(one.found / one.possible)]),
+        name([bar(one.found / one.possible), " ", formatShare(one.found / one.possible)]),
         name(one.worst ? [one.worst.href ? make("a", { href: one.worst.href }, one.worst.episode) : make("code", {}, one.worst.episode), make("span", { class: "interval" }, one.worst.place)] : "–"),
       ]),
     ),
-    open("Definitions", make("dl", { class: "verdict" }, [...meanings].map(([what, meaning]) => make("div", {}, make("dt", {}, what), make("dd", {}, meaning))))),
+    fold("Definitions", make("dl", { class: "verdict" }, [...meanings].map(([what, meaning]) => make("div", {}, make("dt", {}, what), make("dd", {}, meaning))))),
   );
 }
 
-function origin(source, id) {
+function costAndOrigin(source, id) {
   const total = source.jobs.reduce((sum, job) => sum + job.cpu_seconds, 0);
   const hours = (seconds) => (seconds >= 3600 ? `${measure(seconds / 3600)} h` : seconds >= 60 ? `${measure(seconds / 60)} min` : `${measure(seconds)} s`);
   const last = source.sessions.at(-1);
@@ -614,9 +614,9 @@ function origin(source, id) {
           ]),
         )
       : make("p", { class: "muted small" }, "Written by a version of selfcest that stored neither its commands nor the versions of packages."),
-    open("Configuration, defaults written out", make("pre", { class: "text", tabindex: 0 }, source.config)),
+    fold("Configuration, defaults written out", make("pre", { class: "text", tabindex: 0 }, source.config)),
     source.files.length
-      ? open(`Files beside this page (${count(source.files.length)})`, make("ul", {}, source.files.map((file) => make("li", {}, make("a", { href: file.split("/").map(encodeURIComponent).join("/") }, file)))))
+      ? fold(`Files beside this page (${count(source.files.length)})`, make("ul", {}, source.files.map((file) => make("li", {}, make("a", { href: file.split("/").map(encodeURIComponent).join("/") }, file)))))
       : null,
   );
 }
@@ -626,8 +626,8 @@ function origin(source, id) {
 const main = document.getElementById("main");
 for (const [index, source] of report.sources.entries()) {
   const id = (section) => (report.sources.length > 1 ? `${section}-${index + 1}` : section);
-  const look = looks(source);
-  const sections = [failed(source, id), verdict(source, id), results(source, id), frontier(source, id, look), decisions(source, id, look), learning(source, id, look), pathologies(source, id), origin(source, id)].filter(Boolean);
+  const look = assignLooks(source);
+  const sections = [warnings(source, id), verdict(source, id), results(source, id), frontier(source, id, look), decisions(source, id, look), learning(source, id, look), pathologies(source, id), costAndOrigin(source, id)].filter(Boolean);
   const known = new Set(sections.map((section) => section.id));
   const links = Object.entries(SECTIONS).filter(([section]) => known.has(id(section)));
   const contents = make("nav", { class: "contents", "aria-label": `Sections of ${source.name}` }, report.sources.length > 1 ? make("strong", {}, source.name) : null, links.map(([section, title]) => make("a", { href: `#${id(section)}` }, title)));
@@ -642,7 +642,7 @@ for (const [index, source] of report.sources.entries()) {
   );
 }
 main.append(make("p", { class: "muted small" }, `Written ${report.made}.`));
-// The address may name a section that this script has only just built.
+// The browser looked for the section of the address before this script built it.
 if (location.hash) document.getElementById(decoded(location.hash.slice(1)))?.scrollIntoView();
 
 // A served page reloads itself, and the choices of its reader must survive that.
@@ -668,7 +668,7 @@ if (location.protocol === "http:") {
     const block = document.getElementById(id);
     if (!block) continue;
     for (const [i, value] of picked.entries()) {
-      const select = all(block, "select")[i]; // one may have brought the next
+      const select = all(block, "select")[i]; // choosing in one select may add the next
       if (!select || !all(select, "option").some((option) => option.value === value)) continue;
       select.value = value;
       select.dispatchEvent(new Event("change"));

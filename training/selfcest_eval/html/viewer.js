@@ -16,12 +16,12 @@ function text(number) {
   return { words, own: Boolean(own) };
 }
 
-/** What is shown: numbers of an episode and a turn, name of an agent. */
+/** The shown place: the address, the number and the values of the episode, the id of the agent, the index of the turn. */
 const shown = { place: null, number: null, episode: null, agent: null, turn: null };
 
 const address = (name, agent = "root", turn = 0) => `#${[name, agent, turn].map(encodeURIComponent).join("/")}`;
 const here = (agent, turn = 0) => address(index.name[shown.number], agent, turn);
-/** Shown at once, so that the next key finds the place that this one led to; the event that follows changes nothing. */
+/** Change the address and show its place at once, so that the next key starts there. The event then changes nothing. */
 const go = (place) => {
   location.hash = place;
   show();
@@ -75,7 +75,7 @@ function startFilters() {
   $("filters").addEventListener("submit", (event) => event.preventDefault());
 }
 
-let questions = null; // in small letters, read when somebody looks for one
+let questions = null; // in lower case, filled at the first search
 
 function filter() {
   const wanted = $("find").value.toLowerCase();
@@ -193,7 +193,7 @@ function show() {
   const turned = shown.agent !== agent.id;
   shown.agent = agent.id;
   shown.turn = Math.min(last, Math.max(0, Math.trunc(Number(turn)) || 0));
-  correct(name, agentId, turn);
+  correctAddress(name, agentId, turn);
   if (turned) showAgent();
   markTurn(turned);
   drawTree();
@@ -201,8 +201,8 @@ function show() {
   drawLedger();
 }
 
-/** What the address names and is not there is said, and the address becomes that of the place that is shown. */
-function correct(name, agentId, turn) {
+/** Say which part of the address does not exist, and change the address to the place that is shown. */
+function correctAddress(name, agentId, turn) {
   const [episode, agent] = [index.name[shown.number], shown.agent];
   const missing = [
     name && name !== episode && `no episode ${name} here; this is ${episode}`,

@@ -110,7 +110,7 @@ function fillLedger() {
     (unlimited ? "." : `, ${count(sum.free)} free.`);
   const cells = ["granted", "spent", "reserved", "lent", "free"];
   $("accounts").replaceChildren(
-    headed({
+    makeTable({
       heads: ["account", "where it is", ...cells.map(number)],
       rows: [...accounts]
         .sort(([a], [b]) => a - b)
@@ -151,7 +151,7 @@ function drawReward() {
   }
   const sum = index.return[shown.number];
   $("reward").replaceChildren(
-    headed({
+    makeTable({
       heads: ["term", ...["value", "weight", "adds"].map(number)],
       rows: terms.map(([name, value, weight]) =>
         make(
@@ -261,7 +261,7 @@ function drawCredit() {
   const most = schemes.map((_, scheme) => largest(scheme));
   $("credit").replaceChildren(
     ...leftOut.map((line) => make("p", { class: "small left-out" }, `Left out: ${line}`)),
-    headed({
+    makeTable({
       heads: ["turn", ...schemes.map(({ name, formula }) => [name, make("span", { class: "formula" }, formula)])],
       rows: shown.episode.agents.flatMap((agent) =>
         agent.turns.map((turn, i) =>

@@ -44,7 +44,7 @@ function environment(block, tokens) {
 
 const LONG = 3000;
 
-/** A message; one that says the same to everybody, or very much, is folded. */
+/** A message. System messages, which all agents share, and long ones are folded. */
 function folded(role, parts) {
   const said = make(
     "div",
@@ -107,7 +107,7 @@ function creditChip(agent, turn, name, scheme) {
   return make("span", { class: "chip" }, `${name} `, make("span", { class: sign(value) }, difference(value)));
 }
 
-/** What an agent wrote; where credit is by token, each token with its colour, under the first such scheme. */
+/** The text of a turn. With credit per token, each token is coloured by the first scheme that has it. */
 function generatedText(turn) {
   const scheme = (turn.credit ?? []).findIndex(Array.isArray);
   if (scheme < 0) return make("div", { class: "text" }, text(turn.text).words);
@@ -129,7 +129,7 @@ function generatedText(turn) {
   );
 }
 
-/** The turn of an agent that has just come is scrolled to if it is not its first, above which its facts stand. */
+/** Mark the shown turn and scroll to it, but not to the first turn of a newly shown agent, whose facts are above it. */
 function markTurn(turned) {
   for (const block of $("turns").querySelectorAll(".exchange"))
     block.classList.toggle("chosen", block.id === `turn-${shown.turn}`);
@@ -180,7 +180,7 @@ function drawReplays(agent) {
     make(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "replays-title" },
-      headed({
+      makeTable({
         heads: [
           "",
           `${shortName(agent.id)} replied`,

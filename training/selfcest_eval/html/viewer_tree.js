@@ -21,7 +21,7 @@ function layout(agents) {
   return { places, width: Math.max(1, leaves) * (NODE.width + NODE.across) - NODE.across, height: depth };
 }
 
-const SAID = 200; // characters of an objective or a reply that a node of the tree says
+const SAID = 200; // most characters of an objective or a reply in the label of a node
 
 const spentOf = (agent) => agent.turns.reduce((sum, turn) => sum + turn.prompt + turn.generated, 0);
 
