@@ -105,5 +105,5 @@ def test_what_a_rank_refuses_is_said_by_name(address: str) -> None:
     ):
         ranks.call("state")
     short = ClusterConfig(address=address, learner_ranks=2, learner_resources={"CPU": 1e6}, start_seconds=2.0)
-    with pytest.raises(InfrastructureError, match=r"2 of 2 ranks of the learner, which need \{'CPU': 1000000.0\} each"):
+    with pytest.raises(InfrastructureError, match=r"2 of 2 learner ranks, which need \{'CPU': 1000000.0\} each"):
         RayRanks(short, threads=1)

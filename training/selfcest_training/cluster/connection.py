@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -164,12 +164,31 @@ def to_one_line(error: object, max_characters: int = 300) -> str:
     return " ".join(str(error).split())[:max_characters]
 
 
-def get_started(reference: Any, actor_name: str) -> Any:
-    """Return the result of an actor's first call. Raises `InfrastructureError` if the actor died."""
+def start_actors(actors: Sequence[Any], kind: str, resources: Resources, seconds: float) -> list[Any]:
+    """Call `start` of actors and return the results, in the order of the actors.
+
+    Args:
+        actors: actors that were just created.
+        kind: a noun for the messages, such as `rollout worker`.
+        resources: resources of each actor, for the messages.
+        seconds: `ClusterConfig.start_seconds`.
+
+    Raises:
+        InfrastructureError: an actor died, or not all actors started in time.
+    """
+    ray = import_ray()
+    starting = [actor.start.remote() for actor in actors]
+    ready, missing = ray.wait(starting, num_returns=len(starting), timeout=seconds)
     try:
-        return get_result(reference)
+        result_by_reference = {reference: get_result(reference) for reference in ready}
     except death_errors() as error:
-        raise InfrastructureError(f"a {actor_name} died while it started: {to_one_line(error)}") from error
+        raise InfrastructureError(f"a {kind} died while it started: {to_one_line(error)}") from error
+    if missing:
+        raise InfrastructureError(
+            f"{len(missing)} of {len(starting)} {kind}s, which need {dict(resources)} each, did not start in "
+            f"cluster.start_seconds = {seconds:g}; look at `ray status`"
+        )
+    return [result_by_reference[reference] for reference in starting]
 
 
 def get_result(reference: Any) -> Any:

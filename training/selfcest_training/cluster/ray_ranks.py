@@ -17,9 +17,9 @@ from selfcest_training.cluster.connection import (
     actor_options,
     death_errors,
     get_result,
-    get_started,
     import_ray,
     join,
+    start_actors,
     to_one_line,
 )
 from selfcest_training.cluster.group import HostedRanks
@@ -83,14 +83,7 @@ class RayRanks(HostedRanks):
         # Ranks that have not answered yet, by the reference of their pending result.
         self._pending: dict[Any, int] = {}
         try:
-            starting = [actor.start.remote() for actor in self._actors]
-            _, missing = ray.wait(starting, num_returns=ranks, timeout=config.start_seconds)
-            if missing:
-                raise InfrastructureError(
-                    f"{len(missing)} of {ranks} ranks of the learner, which need {dict(config.learner_resources)} "
-                    f"each, did not start in cluster.start_seconds = {config.start_seconds:g}; look at `ray status`"
-                )
-            started = [get_started(reference, "rank of the learner") for reference in starting]
+            started = start_actors(self._actors, "learner rank", config.learner_resources, config.start_seconds)
             self.pids = [pid for pid, _ in started]
             _, rendezvous = started[0]
             for rank, rank_actor in enumerate(self._actors):

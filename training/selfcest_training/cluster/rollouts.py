@@ -41,9 +41,9 @@ from selfcest_training.cluster.connection import (
     actor_options,
     death_errors,
     get_result,
-    get_started,
     import_ray,
     join,
+    start_actors,
     to_one_line,
 )
 from selfcest_training.cluster.snapshot import WeightSnapshot
@@ -173,17 +173,11 @@ class RolloutWorkers:
         self.address = join(config)
         self.replaced = 0
         self.cpu_seconds = 0.0
-        ray = import_ray()
         self._actors = [self._start_actor() for _ in range(config.rollout_workers)]
         try:
-            starting = [actor.start.remote() for actor in self._actors]
-            ready, missing = ray.wait(starting, num_returns=len(starting), timeout=config.start_seconds)
-            self.facts: list[WorkerFacts] = [get_started(reference, "rollout worker") for reference in ready]
-            if missing:
-                raise InfrastructureError(
-                    f"{len(missing)} of {len(starting)} rollout workers, which need {dict(config.rollout_resources)} "
-                    f"each, did not start in cluster.start_seconds = {config.start_seconds:g}; look at `ray status`"
-                )
+            self.facts: list[WorkerFacts] = start_actors(
+                self._actors, "rollout worker", config.rollout_resources, config.start_seconds
+            )
         except BaseException:
             self.close()
             raise
