@@ -108,7 +108,7 @@ def test_the_clock_ends_with_the_critical_path(records: list[EpisodeRecord]) -> 
 
 def test_rules_that_make_another_episode_are_not_believed(records: list[EpisodeRecord]) -> None:
     record = next(record for record in records if record.cost.clones and record.root.reply)
-    played = replay_episode(record, RENDERERS[:1], Timeline(record))
+    played = replay_episode(record, RENDERERS[:1])
     assert played.renderer is None
     assert not played.ledger
     said = "".join(part.text for block in played.blocks[ROOT] for message in block for part in message.parts)

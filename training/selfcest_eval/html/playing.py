@@ -47,33 +47,33 @@ class ReplayedEpisode:
     """An episode with the texts and accounts of its replay.
 
     Attributes:
+        timeline: the times of its turns.
         renderer: the renderer whose rules make this episode of its turns; `None`: none of those that were tried.
         blocks: by agent, the messages of the environment before each turn, and after the last one if there are any.
             Without a renderer they have the contents of the record, in another wording.
         ledger: changes of the accounts in order; empty without a renderer.
     """
 
+    timeline: Timeline
     renderer: Renderer | None
     blocks: Mapping[AgentId, Sequence[Block]]
     ledger: Sequence[LedgerChange]
 
 
-def replay_episode(record: EpisodeRecord, renderers: Sequence[Renderer], timeline: Timeline) -> ReplayedEpisode:
+def replay_episode(record: EpisodeRecord, renderers: Sequence[Renderer]) -> ReplayedEpisode:
     """Replay an episode with the first renderer whose rules make this episode of its turns."""
+    timeline = Timeline(record)
     for renderer in renderers:
         try:
             return _replay_with(record, renderer, timeline)
         except RecordError:
             continue
     blocks = {agent.agent_id: _blocks_of_record(record, agent.agent_id) for agent in record.agents}
-    return ReplayedEpisode(None, blocks, ())
+    return ReplayedEpisode(timeline, None, blocks, ())
 
 
 def _replay_with(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) -> ReplayedEpisode:
     """Replay a record turn by turn, in the order of the timeline.
-
-    Returns:
-        The messages of each agent, and the accounts that each turn changed.
 
     Raises:
         RecordError: the game does not repeat the record by the rules of this renderer.
@@ -94,7 +94,7 @@ def _replay_with(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) 
         before = accounts
     assert kernel is not None
     blocks = {agent_id: _split_into_blocks(state.messages) for agent_id, state in kernel.agents.items()}
-    return ReplayedEpisode(renderer, blocks, changes)
+    return ReplayedEpisode(timeline, renderer, blocks, changes)
 
 
 def _split_into_blocks(messages: Sequence[Message]) -> list[Block]:

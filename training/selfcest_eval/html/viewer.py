@@ -15,11 +15,9 @@ from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Message, TurnKey
 from selfcest_eval.html.page import Page, read_asset, round_number
 from selfcest_eval.html.playing import (
-    Block,
     LedgerChange,
     Renderer,
     ReplayedEpisode,
-    Timeline,
     TurnPlace,
     replay_episode,
 )
@@ -200,8 +198,7 @@ class PageBuilder:
 
     def make_episode(self, number: int, view: EpisodeView) -> dict[str, Any]:
         record = view.record
-        timeline = Timeline(record)
-        replayed = replay_episode(record, self.renderers, timeline)
+        replayed = replay_episode(record, self.renderers)
         if replayed.renderer is not None and replayed.renderer is not self.renderers[0]:
             # The next episode was probably played by the same rules, so they are tried first.
             self.renderers = sorted(self.renderers, key=lambda renderer: renderer is not replayed.renderer)
@@ -218,7 +215,7 @@ class PageBuilder:
             "parts": {key: round_number(value) for key, value in record.returns_by_part.items()},
             "cost": {name: round_number(value) for name, value in asdict(record.cost).items()},
             "exact": replayed.renderer is not None,
-            "agents": [self._make_agent(view, agent, replayed, timeline) for agent in record.agents],
+            "agents": [self._make_agent(view, agent, replayed) for agent in record.agents],
             "ledger": _make_ledger(record, replayed.ledger),
             "replays": self._replays.get(number, []),
         }
@@ -237,11 +234,8 @@ class PageBuilder:
         }
         return self.tasks.add(repr(value), value)
 
-    def _make_agent(
-        self, view: EpisodeView, agent: AgentRecord, replayed: ReplayedEpisode, timeline: Timeline
-    ) -> dict[str, Any]:
-        blocks = replayed.blocks[agent.agent_id]
-        rest = blocks[len(agent.turns) :]
+    def _make_agent(self, view: EpisodeView, agent: AgentRecord, replayed: ReplayedEpisode) -> dict[str, Any]:
+        rest = replayed.blocks[agent.agent_id][len(agent.turns) :]
         return {
             "id": str(agent.agent_id),
             "status": str(agent.status),
@@ -249,24 +243,14 @@ class PageBuilder:
             "granted": agent.granted_tokens,
             "reply": None if agent.reply is None else self.add_text(agent.reply),
             "after": self._make_block(rest[0]) if rest else None,
-            "turns": [
-                self._make_turn(view, (agent.agent_id, index), turn, blocks[index], replayed, timeline)
-                for index, turn in enumerate(agent.turns)
-            ],
+            "turns": [self._make_turn(view, (agent.agent_id, i), replayed) for i in range(len(agent.turns))],
         }
 
-    def _make_turn(
-        self,
-        view: EpisodeView,
-        place: TurnPlace,
-        turn: Turn,
-        block: Block,
-        replayed: ReplayedEpisode,
-        timeline: Timeline,
-    ) -> dict[str, Any]:
+    def _make_turn(self, view: EpisodeView, place: TurnPlace, replayed: ReplayedEpisode) -> dict[str, Any]:
+        agent_id, index = place
+        turn = view.record.by_id[agent_id].turns[index]
         facts = turn.facts
         generation = turn.generation
-        agent_id, index = place
         key = (view.file, TurnKey(view.record.episode_id, agent_id, index))
         credit = [advantages.get(key) for advantages in self._advantages]
         has_token_credit = any(isinstance(advantage, list) for advantage in credit)
@@ -279,21 +263,21 @@ class PageBuilder:
             "fault": None if facts.fault is None else str(facts.fault),
             "children": [str(child) for child in facts.children],
             "refused": {str(position + 1): str(fault) for position, fault in facts.refused.items()},
-            "critical": int(place in timeline.critical),
+            "critical": int(place in replayed.timeline.critical),
             "adds": rewards,
             "weight": {str(i): weights[key] for i, weights in enumerate(self._weights) if key in weights},
             "pieces": _decode_tokens(turn, replayed.renderer) if has_token_credit else None,
             "credit": credit,
         }
         return {
-            "wrote": self._make_block(block),
+            "wrote": self._make_block(replayed.blocks[agent_id][index]),
             "prompt": facts.prompt_tokens,
             "text": self.add_text(generation.text),
             "generated": facts.generated_tokens,
             "max": facts.max_new_tokens,
             "stop": str(facts.finish_reason),
             "outcome": str(facts.outcome),
-            "at": timeline.starts[place],
+            "at": replayed.timeline.starts[place],
             "version": generation.policy_version,
             "temperature": generation.temperature,
             **{name: value for name, value in optional.items() if value},

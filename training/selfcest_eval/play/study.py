@@ -214,9 +214,7 @@ class Study:
     def _play(self, store: Store, report: OnPlayed, player: Player | None) -> Path:
         policy_cells = [cell for cell in self.cells() if cell.style is None]
         if player is None:
-            check_servers(
-                policy for policy in self._policies.values() if self._has_missing(policy, policy_cells, store)
-            )
+            check_servers(policy for policy in self._policies.values() if self._must_play(policy, store))
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             # A policy whose weights depend on the seed is loaded once per seed.
@@ -244,14 +242,11 @@ class Study:
                     causes[item.key] = cause
         return causes
 
-    def _has_missing(self, policy: PolicySource, cells: Sequence[EvalCell], store: Store) -> bool:
+    def _must_play(self, policy: PolicySource, store: Store) -> bool:
         """Return whether the policy has an instance left to play."""
-        for cell in cells:
-            if self.policy_of(cell.strategy) is not policy:
-                continue
-            if any(self._must_be_played(item, store) for item in self._items_of(cell)):
-                return True
-        return False
+        cells = [cell for cell in self.cells() if cell.style is None and self.policy_of(cell.strategy) is policy]
+        items = chain.from_iterable(map(self._items_of, cells))
+        return any(self._must_be_played(item, store) for item in items)
 
     # One cell
 
