@@ -22,15 +22,15 @@ class AnalysisSettings:
     """The settings by which results are read.
 
     Attributes:
-        subjects: strategies that others are compared with; on a cell the first of them that has played it.
-        aside: strategies that are compared with none: forced choices, the alternatives of a policy's own choice.
+        subjects: strategies that the others are compared with. On each cell it is the first one that has played it.
+        aside: strategies that are not compared: the forced choices, which only judge a policy's own choice.
         labels: names of strategies in tables.
         baselines: strategies that cannot delegate and are no oracle.
         swept: the limit that budgets set.
         costs: names of all costs, except wall-clock.
         compared: costs at which strategies are compared.
         crossed, resamples, confidence: options of the bootstrap, see `Resampler`.
-        min_difference: least difference of two accuracies that gets a verdict.
+        min_difference: smallest difference of two accuracies that a verdict counts.
     """
 
     subjects: Sequence[str]
@@ -67,8 +67,8 @@ class AnalysisSettings:
             population = "instances; the weights are those of one seed"
         return (
             f"Intervals are {self.confidence:.0%} intervals of a paired bootstrap over {population}. Those between "
-            "frontiers hold for a whole range of costs at once; every other one is for itself, so of many some exclude "
-            f"the truth. There is no verdict on a difference of accuracy below {self.min_difference:g}."
+            "frontiers hold for a whole range of costs at once. Every other one holds only by itself, so some of many "
+            f"exclude the true value. There is no verdict on a difference of accuracy below {self.min_difference:g}."
         )
 
 
@@ -141,7 +141,7 @@ def describe_setup(config: StudyConfig, cells: Sequence[Curves], settings: Analy
         sentences.append(f"Money is {config.price}.")
     oracles = [name for label, name in settings.labels.items() if name != label]
     if oracles:
-        sentences.append(f"{', '.join(oracles)}: no policy, since it uses what no player can know.")
+        sentences.append(f"{', '.join(oracles)}: no policy, since it uses information that no player can have.")
     return " ".join([*sentences, describe_players(config)])
 
 

@@ -348,8 +348,7 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
         plots: costs to draw accuracy against; `None`: those that are compared, and wall-clock.
 
     Returns:
-        The lines of a terminal: warnings, the verdict, and one line for each family and strategy; and the text of
-        table.md.
+        The lines of a terminal (warnings, the verdict, and one line per family and strategy) and the text of table.md.
     """
     [folder] = source.folders
     settings = source.settings
@@ -363,23 +362,45 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
     else:
         verdict = describe_run(source, findings, comparisons)
         variants = {name: source.before.get(name) for name in source.final}
+    text = format_report(source, rows.of_cells, comparisons, verdict, [*warnings, *notes])
+    write_text(folder / "table.md", text)
+    write_results(ReportRows(rows.of_cells, ()), settings, folder / "results.csv")
+    if comparisons:
+        write_equal_accuracy(comparisons, settings, folder / "equal_accuracy.csv")
+    for cost in (*settings.compared, WALL) if plots is None else plots:
+        draw_frontiers(rows, settings.labels, cost, [folder / plot_name(cost)])
+    lines = [f"warning: {line}" for line in warnings]
+    if comparisons:
+        lines.append(verdict)
+    lines.append(format_overview(rows.of_families, settings, variants))
+    return "\n".join(lines), text
 
-    unscored = format_unscored(rows.of_cells, settings)
+
+def format_report(
+    source: Source,
+    rows: Sequence[TableRow],
+    comparisons: Sequence[PairedComparison],
+    verdict: str,
+    notes: Sequence[str],
+) -> str:
+    """Return the text of table.md. Sections without content are left out."""
+    settings = source.settings
+    unscored = format_unscored(rows, settings)
     head = describe_setup(source.study, source.cells, settings)
     if not unscored:
         head += " The graders could score every answer."
     num_seeds = max(len(curves.seeds) for curves in source.cells)
-    parts = [f"{head} {settings.intervals(num_seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
+    parts = [f"{head} {settings.intervals(num_seeds)}", "\n".join(f"- {note}" for note in notes)]
     if comparisons:
         parts += ["## Verdict", f"```text\n{verdict}\n```"]
-    parts += ["## Accuracy and costs", format_accuracies(rows.of_cells, settings)]
-    perfect_execution = format_perfect_execution(rows.of_cells, settings)
+    parts += ["## Accuracy and costs", format_accuracies(rows, settings)]
+    perfect_execution = format_perfect_execution(rows, settings)
     if perfect_execution:
         parts += ["## Costs of perfect execution", PERFECT_EXECUTION, perfect_execution]
-    parts += ["## Endings", ENDED, format_endings(rows.of_cells, settings)]
+    parts += ["## Endings", ENDED, format_endings(rows, settings)]
     if source.decisions:
         parts += ["## When it delegates", DECISIONS_MEANING, *map(format_decisions, source.decisions)]
-    scores = format_scores(rows.of_cells, settings)
+    scores = format_scores(rows, settings)
     if scores:
         parts += ["## Partial credit and support", scores]
     if unscored:
@@ -389,18 +410,7 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
         equal = EQUAL_ACCURACY.format(min_difference=settings.min_difference)
         parts += ["## At equal accuracy", equal, format_equal_accuracies(comparisons, settings)]
         parts += ["## In words", format_comparisons(comparisons, settings)]
-        write_equal_accuracy(comparisons, settings, folder / "equal_accuracy.csv")
-    text = "\n\n".join(part.strip() for part in parts if part) + "\n"
-
-    write_text(folder / "table.md", text)
-    write_results(ReportRows(rows.of_cells, ()), settings, folder / "results.csv")
-    for cost in (*settings.compared, WALL) if plots is None else plots:
-        draw_frontiers(rows, settings.labels, cost, [folder / plot_name(cost)])
-    lines = [f"warning: {line}" for line in warnings]
-    if comparisons:
-        lines.append(verdict)
-    lines.append(format_overview(rows.of_families, settings, variants))
-    return "\n".join(lines), text
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def plot_name(cost: str) -> str:
