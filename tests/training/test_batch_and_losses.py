@@ -17,7 +17,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Status
 from selfcest_training.credit import Gated, Grpo
 from selfcest_training.learner.batch import Sample, bucket_by_length, build_samples, collate
-from selfcest_training.learner.losses import Clipped, entropies, kl_to_reference, token_logprobs, weighted_sum
+from selfcest_training.learner.losses import Clipped, Kl, entropies, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator, LossConfig, LossTermConfig, OptimizerConfig
 from selfcest_training.learner.update import Learner
 
@@ -48,12 +48,12 @@ def test_on_policy_gradient_is_reinforce() -> None:
 
 def test_kl_by_hand() -> None:
     # d = ref - now = -.1: e^-.1 + .1 - 1 = .0048374; equal log-probs: 0
-    value = kl_to_reference(torch.tensor([-1.0, -2.0]), torch.tensor([-1.1, -2.0]))
-    assert value.tolist() == pytest.approx([0.0048374, 0.0], abs=1e-6)
+    logprobs = torch.tensor([-1.0, -2.0])
+    inputs = replace(loss_inputs(logprobs, logprobs, logprobs), reference_logprobs=torch.tensor([-1.1, -2.0]))
+    assert Kl()(inputs).tolist() == pytest.approx([0.0048374, 0.0], abs=1e-6)
     # -d = .1, d^2 / 2 = .005
-    for estimator, expected in (("k1", 0.1), ("k2", 0.005)):
-        (found,) = kl_to_reference(torch.tensor([-1.0]), torch.tensor([-1.1]), estimator).tolist()
-        assert found == pytest.approx(expected, abs=1e-6)
+    assert Kl("k1")(inputs).tolist() == pytest.approx([0.1, 0.0], abs=1e-6)
+    assert Kl("k2")(inputs).tolist() == pytest.approx([0.005, 0.0], abs=1e-6)
 
 
 def test_entropies_by_hand() -> None:

@@ -141,7 +141,7 @@ class Job:
         # Their CPU seconds count for this job.
         self._other_processes: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
         self.account = self._make_account(TrainState())
-        self._opened = ExitStack()
+        self._exit_stack = ExitStack()
         self._logs: Mapping[str, AppendLog] = {}
         # SHA-256 of the warm-started model's files, and the offset of the results before RL, for checkpoints of RL.
         self._warm_start_digests: Mapping[str, str] = {}
@@ -160,7 +160,7 @@ class Job:
 
     def close(self) -> None:
         """Stop the engine and release its memory for the next job of this process."""
-        self._opened.close()
+        self._exit_stack.close()
 
     # Stages
 
@@ -235,7 +235,7 @@ class Job:
         self._add_lora()
         self.player: TrainedPlayer = self._make_player()
         self.sampler: WeightSyncTarget = self.player.sampler
-        self._opened.callback(self.player.close)
+        self._exit_stack.callback(self.player.close)
 
     def _make_player(self) -> TrainedPlayer:
         """Make a player that plays in this process, or in the rollout workers of the cluster."""
@@ -370,7 +370,7 @@ class Job:
         second_player = None
         if self.config.cluster is not None and self.config.cluster.overlap:
             second_player = self._make_player()
-            self._opened.callback(second_player.close)
+            self._exit_stack.callback(second_player.close)
         with Trainer(
             self.player,
             self.sampler,

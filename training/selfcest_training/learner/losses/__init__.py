@@ -7,7 +7,6 @@ from selfcest_training.learner.losses.entropy import Entropy
 from selfcest_training.learner.losses.functions import (
     chosen_logprobs,
     entropies,
-    kl_to_reference,
     token_logprobs,
     weighted_sum,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "chosen_logprobs",
     "entropies",
     "importance_weights",
-    "kl_to_reference",
     "make_loss",
     "make_loss_sum",
     "token_logprobs",

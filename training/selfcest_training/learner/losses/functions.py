@@ -42,18 +42,6 @@ def entropies(logits: Tensor, temperature: Tensor) -> Tensor:
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-def kl_to_reference(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
-    """Return an estimate of KL(policy || reference) per token, from [B, T] to [B, T]; see `kl`."""
-    difference = ref_logprobs - logprobs
-    match estimator:
-        case "k1":
-            return -difference
-        case "k2":
-            return difference.square() / 2
-        case _:
-            return torch.exp(difference) - difference - 1
-
-
 def trained_sum(values: Tensor, loss_mask: Tensor) -> Tensor:
     """Return [B, 1] the sum of values [B, T] over the trained positions of a row."""
     return torch.where(loss_mask, values, 0.0).sum(-1, keepdim=True)

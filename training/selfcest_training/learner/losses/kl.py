@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from selfcest_training.learner.losses.base import LossInputs, Need
-from selfcest_training.learner.losses.functions import kl_to_reference
 
 
 @dataclass(frozen=True)
@@ -32,4 +32,11 @@ class Kl:
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         assert inputs.reference_logprobs is not None
-        return kl_to_reference(inputs.logprobs, inputs.reference_logprobs, self.estimator)
+        difference = inputs.reference_logprobs - inputs.logprobs
+        match self.estimator:
+            case "k1":
+                return -difference
+            case "k2":
+                return difference.square() / 2
+            case "k3":
+                return torch.exp(difference) - difference - 1
