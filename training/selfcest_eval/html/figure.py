@@ -37,10 +37,10 @@ from selfcest_env.strokes import Mask
 from selfcest_env.types import AgentId, Status
 from selfcest_eval.html.playing import Timeline
 
-MAX_SIZE = (1400, 1000)  # of a figure with texts; a larger tree is drawn without them and fitted into this size
-MIN_WIDTH = 320  # of a figure with texts, for the line below the tree
+MAX_SIZE = (1400, 1000)  # largest figure with texts; a larger tree is drawn without texts, scaled to this size
+MIN_WIDTH = 320  # smallest width of a figure with texts, so that the line below the tree fits
 FOOT_HEIGHT = 26  # room for the line below the tree
-FOOT_SIZE = 12  # of its letters
+FOOT_SIZE = 12  # font size of this line
 GIF_PIXELS = 1200  # width of a GIF; small trees are enlarged to it, at most to twice their size
 FRAME_MS = 900
 LAST_FRAME_MS = 4000

@@ -133,7 +133,7 @@ def _blocks_of_record(record: EpisodeRecord, agent_id: AgentId) -> list[Block]:
 
 
 class Timeline:
-    """The times of turns, in generated tokens since the episode began, as if every token took as long.
+    """The times of turns, in generated tokens since the episode began. Every token takes the same time.
 
     The clones of a call start at once, and their parent continues when the last of them has ended, as
     `Cost.critical_path_tokens` counts it.
@@ -153,7 +153,7 @@ class Timeline:
         self._mark_critical(ROOT)
 
     def first_to_end(self, ready: Iterable[TurnPlace]) -> AgentId:
-        """Return the agent whose turn ends first, of the next turns of agents. A turn without a time comes before."""
+        """Return the agent whose next turn ends first. A turn without a time comes before all others."""
         return min(ready, key=lambda place: (self.ends.get(place, 0), place))[0]
 
     def _add_agent(self, agent_id: AgentId, start: int) -> int:

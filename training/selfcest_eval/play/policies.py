@@ -1,7 +1,7 @@
 """Sources of the policy of a study: a trained model, a server, or `package.module:Class`.
 
-A source knows its `fingerprint` and its `rules` before its weights are loaded. So mistakes are found before any work,
-and a study that has been played loads nothing.
+A source knows its `fingerprint` and its `rules` before its weights are loaded. So a study finds mistakes before any
+work, and loads no weights if all its results are stored.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PolicySource(Protocol):
         """Return the player of the policy, without a reward: a study grades its episodes itself.
 
         Raises:
-            ConfigError: the policy cannot be loaded. For servers, `check_servers` tells before any policy is loaded.
+            ConfigError: the policy cannot be loaded. Servers are checked earlier, by `check_servers`.
         """
         ...
 
@@ -70,10 +70,11 @@ class ModelPolicy:
     """A model that is sampled in this process or by vLLM.
 
     Attributes:
-        folder: model folder of a run, as in `runs/quick/delegating/seed0/model`; `{seed}` in it is the study's seed. Or
-            the name of a policy that comes with the package. Empty: the initial weights of `model`.
-        model: as in a training config; by default that of the run that the folder belongs to.
-        sampler: as in a training config; by default that of the same run, or `transformers` without a run.
+        folder: model folder of a run, for example `runs/quick/delegating/seed0/model`, or the name of a policy that
+            comes with the package. `{seed}` is replaced by the study's seed. Empty: the initial weights of `model`.
+        model: model, as in a training config; by default that of the run of the folder.
+        sampler: sampler, as in a training config; by default that of the run of the folder. With `model` it is
+            `transformers`.
     """
 
     folder: str = ""
@@ -92,7 +93,7 @@ class ModelPolicy:
 
     @property
     def seeded(self) -> bool:
-        # Initial weights may be drawn by the seed.
+        # Without a checkpoint, the initial weights are drawn from the seed.
         return SEED in self.folder if self.folder else self._language.checkpoint is None
 
     def rules(self, limits: Limits) -> Rules:
@@ -235,7 +236,7 @@ def _digest_files(folder: Path) -> str:
 
 
 def _digest_codec(language: Language) -> str:
-    """Return the digest of the ids of one block of each kind, which changes with the template and the protocol."""
+    """Return the digest of encoded sample messages, which changes with the chat template and the protocol."""
     rules = language.rules(MINIMAL_LIMITS)
     replies = rules.protocol.replies([Reply("7"), Reply(failure=Fault.OVER_BUDGET)])
     documents = rules.protocol.documents({"B": "07"})
@@ -275,7 +276,7 @@ class ServerPolicy:
         server: address and options of the server.
         tokenizer: folder or `hub:OWNER/NAME` of the served chat model. Prompts are counted in its tokens, and its
             special tokens are broken up in tasks, documents and replies. Empty: prompts are counted in words.
-        weights: a name for the served weights. Change it when the weights change: a study cannot see that.
+        weights: name of the served weights. Change it when the weights change, since a study cannot detect that.
     """
 
     server: ServerConfig
@@ -311,7 +312,7 @@ class ServerPolicy:
 def check_servers(policies: Iterable[PolicySource]) -> None:
     """Raise `ConfigError` if a server among the policies does not answer.
 
-    A study calls it before the first request. A server that stops answering later is an infrastructure failure.
+    A study calls it before its first request. A server that fails later raises `InfrastructureError`.
     """
     for policy in policies:
         if isinstance(policy, ServerPolicy):
@@ -319,10 +320,7 @@ def check_servers(policies: Iterable[PolicySource]) -> None:
 
 
 def is_seeded(policy: PlugIn) -> bool:
-    """Return `PolicySource.seeded` as far as the config tells it.
-
-    No weights have to exist, and no plug-in is imported.
-    """
+    """Return `PolicySource.seeded` as far as the config shows it, without weights and without importing a plug-in."""
     if policy.name == "model" and not policy.options.get("folder"):
         return make_policy(policy.name, policy.options, "policy").seeded
     return SEED in str(policy.options)

@@ -28,9 +28,9 @@ _OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d
 @stored_as("selfcest_training.evaluation.samples:Samples", samples="samples", max_reads="max_reads")
 @dataclass(frozen=True)
 class Samples(Strategy, Checked):
-    """Samples of the monolithic policy, one after the other, each under the rest of the budget.
+    """Samples of the monolithic policy, one after the other, each within the remaining budget.
 
-    Another sample starts if the rest would pay for the dearest sample so far. The tokens of all samples count.
+    Another sample starts if the remaining budget covers the dearest sample so far. The tokens of all samples count.
 
     Attributes:
         samples: largest number of samples.
@@ -73,7 +73,7 @@ class Samples(Strategy, Checked):
 def find_remaining_limits(limits: Limits, episodes: Episodes) -> Limits | None:
     """Return the limits minus the tokens of the episodes; `None` if no other episode should start.
 
-    No other episode starts if the rest would not pay for the dearest episode, or if the last prompt did not fit.
+    No other episode starts if the rest does not cover the dearest episode, or if the last prompt did not fit.
     """
     if not episodes:
         return limits
@@ -103,7 +103,7 @@ class SelfConsistency(Samples):
 @stored_as("selfcest_training.evaluation.samples:BestOfN")
 @dataclass(frozen=True)
 class BestOfN(Samples):
-    """The sample with the best grade. It is an oracle: an upper bound for every way to choose a sample."""
+    """The sample with the best grade. This oracle is an upper bound for every way to choose a sample."""
 
     oracle: ClassVar[bool] = True
 

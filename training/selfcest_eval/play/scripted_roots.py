@@ -34,8 +34,8 @@ class ScriptedRoot:
         codec: codec of the ids, if there is one.
         script: actor of the scripted turns.
         turns: number of scripted turns, the root's first ones; `None`: all of them.
-        turn_tokens: bound of a turn of the policy. It does not bound the script: a script that was cut would be
-            continued by the policy under the script's name. So the limits of the game must leave turns unbounded.
+        turn_tokens: largest number of tokens in a turn of the policy. It does not bound scripted turns, since the
+            policy would continue a cut script. So the limits of the game must leave turns unbounded.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ScriptedRoot:
             self._policy.submit(sampled)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
-        # The script comes first, since polling a server waits for an answer.
+        # The script is polled first, since polling a server may block.
         finished = self._script.poll() or self._policy.poll()
         return [(key, self._within(generation, self._grants.pop(key))) for key, generation in finished]
 
@@ -199,7 +199,7 @@ class OracleDecomposition(Strategy):
         return replace(limits, turn_tokens=None)  # `ScriptedRoot` bounds turns
 
     def executed(self, episodes: Episodes) -> bool | None:
-        # An expert whose budget pays for no call works without clones.
+        # An expert that cannot afford a call works without clones.
         return all(
             were_executed(episode.root.turns) and not episode.root.failed and episode.cost.clones > 0
             for episode in episodes

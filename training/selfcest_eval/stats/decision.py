@@ -77,8 +77,8 @@ class Decisions:
     Attributes:
         free, always, never: means of the policy and of both forced choices.
         threshold: smallest size that the best threshold policy delegates; infinite if it never delegates.
-        threshold_reward: mean reward of that policy, on the instances that it was chosen on.
-        regret: threshold reward minus the policy's reward. It is below 0 if the policy chooses well by more than size.
+        threshold_reward: mean reward of the best threshold policy, on the same instances that it is chosen on.
+        regret: threshold reward minus the policy's reward. It is negative if the policy uses more than the size.
         precision, recall, f1: agreement of delegating with a positive gain; `None` if there is nothing to divide by.
     """
 
@@ -148,9 +148,9 @@ def average_outcomes(outcomes: Sequence[InstanceOutcome]) -> Means:
 
 
 def find_best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
-    """Return the size from which on to delegate, and the mean reward of doing so.
+    """Return the smallest size that the best threshold policy delegates, and the mean reward of that policy.
 
-    Of equally good sizes it is the largest, and never to delegate (infinite) comes first.
+    Of equally good thresholds it is the largest; an infinite one never delegates.
     """
     total = math.fsum(choice.never.reward for choice in played)
     best = total

@@ -12,10 +12,11 @@ from selfcest_eval.play.strategies import STRATEGIES, DelegatingStrategy, Strate
 from selfcest_eval.stats.decision import Choice, Decisions, judge_choices, pair_choices
 
 DECISIONS_MEANING = (
-    "An instance is worth delegating if the forced choice *always* earns more on it than *never*, from the same "
-    "weights. The best threshold is the size from which on to delegate that earns most on these very instances; regret "
-    "is how much more it earns than the policy; F1 is that of delegating where it is worth it, with every instance on "
-    "which both earn the same left out. The numbers of one line are of one seed."
+    "An instance is worth delegating if the forced choice *always* earns more on it than *never*, with the same "
+    "weights. The best threshold policy delegates all sizes from the threshold up, and earns most on these same "
+    "instances. Regret is its reward minus that of the policy. F1 compares the instances that the policy delegates "
+    "with those worth delegating; instances on which both forced choices earn the same are left out. Each line is of "
+    "one seed."
 )
 
 

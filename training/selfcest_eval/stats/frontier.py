@@ -20,7 +20,7 @@ MIN_INSTANCES = 20  # fewer instances give an interval that is too rough for a v
 
 @dataclass(frozen=True)
 class PerfectExecution:
-    """The costs of the perfect player of a strategy at a point, see `perfect_execution`.
+    """The costs of the perfect player of a strategy at a point, see `play.perfect_execution`.
 
     Attributes:
         costs: costs by name, [instances]; `nan` for an instance on which the player made a mistake.
@@ -63,6 +63,7 @@ class Point:
 
     @property
     def order(self) -> tuple[bool, int]:
+        """The sort key of budgets: the limits of the study come first."""
         return self.budget is not None, self.budget or 0
 
     def cost(self, name: str) -> Values:
@@ -125,7 +126,7 @@ class Verdict(StrEnum):
     AHEAD = "ahead somewhere"  # and behind nowhere
     BEHIND = "behind somewhere"  # and ahead nowhere
     BOTH = "ahead and behind"  # at different costs
-    NO_DIFFERENCE = "no clear difference"  # that these instances could show, or that is large enough to matter
+    NO_DIFFERENCE = "no clear difference"  # the interval includes 0, or the difference is below `min_difference`
     TOO_FEW = "too few instances"
     NO_COST = "no prompt fitted"  # for one of the two strategies, at any budget
 
