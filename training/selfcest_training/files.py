@@ -121,7 +121,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     prefix = f"{_PARTIAL}{path.name}~"
     for earlier in path.parent.glob(f"{glob.escape(prefix)}*"):
         _delete(earlier)
-    # A folder with an unpredictable name, so that nobody can place a link there for the library that writes the file.
+    # The name is unpredictable, so no other user can place a link there that the writing library would follow.
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     except OSError as error:

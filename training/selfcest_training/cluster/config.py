@@ -50,7 +50,7 @@ class ClusterConfig(Checked):
         if self.address is not None and not _ADDRESS.fullmatch(self.address):
             raise ConfigError(
                 f"address is {self.address!r}; expected HOST:PORT as `ray start --head` prints it (port 6379, not the "
-                "client's ray://), or null for Ray on this machine alone"
+                "client's ray://), or null to start Ray on this machine"
             )
 
     @property

@@ -115,7 +115,7 @@ def _init_within(seconds: float, address: str, options: Mapping[str, Any] = Mapp
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"cluster.address is {address}, which does not accept connections ({error}); start its head with "
-            "`ray start --head`, or set cluster.address=null for Ray on this machine alone"
+            "`ray start --head`, or set cluster.address=null to start Ray on this machine"
         ) from error
     failures: list[BaseException] = []
 

@@ -23,9 +23,13 @@ class NotInRecordsError(CreditError):
     """A scheme needs information that the records do not hold."""
 
 
+def _label(assigner: CreditAssigner) -> str:
+    return f"credit scheme '{assigner.name}'"
+
+
 def request_replays(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
     """Get the replays that a scheme needs for a group. Raises `CreditError` for a replay that cannot be played."""
-    replays = call_plugin(f"credit scheme '{assigner.name}'", lambda: tuple(assigner.replays(group)))
+    replays = call_plugin(_label(assigner), lambda: tuple(assigner.replays(group)))
     return check_replays(assigner.name, group, replays)
 
 
@@ -45,7 +49,7 @@ def request_more_replays(assigner: CreditAssigner, group: EpisodeGroup, first: R
         turn_counts = _count_turns(episode, first)
         # The list is made inside the call, so that an error of a generator is raised as the scheme's.
         method = partial(_list_more_replays, assigner, episode, turn_counts)
-        replays += call_plugin(f"credit scheme '{assigner.name}'", method)
+        replays += call_plugin(_label(assigner), method)
     return tuple(replay for replay in check_replays(assigner.name, group, replays, first) if replay not in first)
 
 
@@ -65,7 +69,7 @@ def _list_more_replays(assigner: CreditAssigner, episode: EpisodeRecord, turn_co
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """Compute the credit of a group. Raises `CreditError` if the scheme returns an invalid credit."""
     _require_records_suffice(assigner)
-    credit = call_plugin(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
+    credit = call_plugin(_label(assigner), lambda: assigner.assign(group, replayed))
     return check_credit(assigner.name, group, credit, replayed)
 
 
@@ -90,9 +94,7 @@ def assign_step(
     if internals is None:
         _require_records_suffice(assigner)
     step_internals: Internals = {} if internals is None else internals
-    credits = call_plugin(
-        f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed, step_internals))
-    )
+    credits = call_plugin(_label(assigner), lambda: list(assigner.assign_step(groups, replayed, step_internals)))
     if len(credits) != len(groups):
         raise CreditError(
             f"credit scheme '{assigner.name}' returned {len(credits)} credits for {len(groups)} groups; expected one "
@@ -106,9 +108,7 @@ def assign_step(
 
 def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], internals: Internals | None = None) -> None:
     """Let a scheme learn from a step, after its credit was used. Raises `CreditError` if the scheme fails."""
-    call_plugin(
-        f"credit scheme '{assigner.name}'", lambda: assigner.fit(groups, {} if internals is None else internals)
-    )
+    call_plugin(_label(assigner), lambda: assigner.fit(groups, {} if internals is None else internals))
 
 
 def _require_records_suffice(assigner: CreditAssigner) -> None:

@@ -138,7 +138,7 @@ class Forward:
         """Return an additive mask, because eager attention adds the mask: True would add 1."""
         if layout.visible is None:
             return None
-        # In the dtype of the queries, or every layer would keep a converted copy. Autocast leaves float64 alone.
+        # In the dtype of the queries, or every layer would keep a converted copy. Autocast does not change float64.
         dtype = torch.bfloat16 if self._half and self.model.dtype == torch.float32 else self.model.dtype
         mask = torch.zeros(layout.visible.shape, dtype=dtype, device=layout.visible.device)
         return mask.masked_fill_(~layout.visible, float("-inf"))[:, None]

@@ -93,7 +93,7 @@ class FilterResult:
             one task. No episode may be in two groups.
         num_new_tasks: number of new tasks to roll out before the filter is called again with all groups.
         further_rollouts: further rollouts of known tasks before the filter is called again. If no tasks and no
-            rollouts are requested, the step goes on to credit.
+            rollouts are requested, the step continues with credit.
     """
 
     groups: tuple[EpisodeGroup, ...]
