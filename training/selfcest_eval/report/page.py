@@ -334,15 +334,9 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
 
 def _write_delegation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     keys = ["family", "size", "strategy", "before"]
-    lines = [[*(row[key] for key in keys), *_list_interval_columns([row["share"], row["clones"]])] for row in rows]
+    missing = [None, None, None]
+    lines = [[*(row[key] for key in keys), *(row["share"] or missing), *(row["clones"] or missing)] for row in rows]
     write_csv(path, [*keys, *interval_heads(["share", "clones"])], lines)
-
-
-def _list_interval_columns(intervals: Sequence[Sequence[float | None] | None]) -> list[float | None]:
-    columns: list[float | None] = []
-    for interval in intervals:
-        columns += interval or [None, None, None]
-    return columns
 
 
 def _write_decisions(decisions: Sequence[Mapping[str, Any]], path: Path) -> None:
