@@ -104,6 +104,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
+def refuse_name(problem: str, name: str, known: Iterable[str], expected: str) -> str:
+    """Return an error about an unknown name: the problem, the nearest known name if one is close, what was expected."""
+    hint = did_you_mean(name, known)
+    return f"{problem}.{hint} Expected {expected}" if hint else f"{problem}; expected {expected}"
+
+
 def install_hint(extra: str) -> str:
     """Return the commands that install an extra of this project from a checkout and from anywhere.
 

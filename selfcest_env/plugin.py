@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, runtime
 
 from typing_extensions import get_protocol_members, is_protocol
 
-from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
+from selfcest_env.errors import ConfigError, PlugInError, did_you_mean, refuse_name
 from selfcest_env.local_modules import local_modules
 from selfcest_env.stored import by_field, stored_as, stored_fields
 from selfcest_env.structure import construct
@@ -221,8 +221,12 @@ def _import(reference: str, known: Mapping[str, str], what: str, place: str) -> 
     module_name, colon, class_name = known.get(reference, reference).partition(":")
     if not colon:
         raise ConfigError(
-            f"{place}unknown {what} {reference!r}; expected one of {', '.join(sorted(known))}, or "
-            f"'package.module:Class'.{did_you_mean(reference, known)}"
+            refuse_name(
+                f"{place}unknown {what} {reference!r}",
+                reference,
+                known,
+                f"one of {', '.join(sorted(known))}, or 'package.module:Class'",
+            )
         )
     if not module_name or not class_name:
         raise PlugInError(f"{place}{what} {reference!r}: expected 'package.module:Class' with both sides filled in")
@@ -365,7 +369,5 @@ def check_choice(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
     """Return the value if it is a known choice. Raises `ConfigError` that names the argument."""
     if value not in known:
         names = [str(name) for name in known]
-        raise ConfigError(
-            f"{argument} is {value!r}; expected one of {', '.join(names)}.{did_you_mean(str(value), names)}"
-        )
+        raise ConfigError(refuse_name(f"{argument} is {value!r}", str(value), names, f"one of {', '.join(names)}"))
     return value

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
-from selfcest_env.errors import ConfigError, InfrastructureError, RewardError, did_you_mean
+from selfcest_env.errors import ConfigError, InfrastructureError, RewardError, did_you_mean, refuse_name
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import Registry, implements
 from selfcest_env.process import ProcessTerm, sum_turns
@@ -452,9 +452,7 @@ def make_reward(preset: str = "default", /, **changes: Mapping[str, Any] | None)
         >>> make_reward("default", token_cost={"price": 0.05}, malformed=None, clone_cost={"price": 0.01})
     """
     if preset not in PRESETS:
-        raise ConfigError(
-            f"unknown reward {preset!r}; expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}"
-        )
+        raise ConfigError(refuse_name(f"unknown reward {preset!r}", preset, PRESETS, f"one of {', '.join(PRESETS)}"))
     specs: dict[str, Any] = dict(PRESETS[preset])
     for key, change in changes.items():
         if change is None:

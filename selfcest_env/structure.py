@@ -265,7 +265,8 @@ class ValidationError(Exception):
     @classmethod
     def of(cls, value: Any, expected: str, choices: Iterable[Any] = ()) -> ValidationError:
         hint = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-        return cls(f" is {format_value(value)}; expected {expected}{hint and '.' + hint}")
+        end = f".{hint} Expected" if hint else "; expected"
+        return cls(f" is {format_value(value)}{end} {expected}")
 
     def at(self, place: str) -> str:
         """Return the whole message, for a value that is or lies in `place`."""
@@ -577,7 +578,8 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
             if read_item is None:
                 names = ", ".join(known.readers) or "no options"
                 hint = did_you_mean(str(key), known.readers)
-                raise ValidationError(f"{_step(key)} is unknown; {cls.__name__} has {names}.{hint}")
+                end = f".{hint}" if hint else ";"
+                raise ValidationError(f"{_step(key)} is unknown{end} {cls.__name__} has {names}")
             try:
                 arguments[key] = read_item(item)
             except ValidationError as mismatch:
