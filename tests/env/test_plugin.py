@@ -137,7 +137,7 @@ def test_build_structures_what_a_config_file_can_say() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"count": 1, "colur": "red"}, ["here.colur is unknown; Sample has count, rate", "Did you mean 'colour'?"]),
+        ({"count": 1, "colur": "red"}, ["here.colur is unknown. Did you mean 'colour'? Sample has count, rate"]),
         ({}, ["here.count is missing; expected a whole number"]),
         ({"count": "3"}, ["here.count is '3'; expected a whole number"]),
         ({"count": True}, ["here.count is True; expected a whole number"]),
@@ -147,7 +147,7 @@ def test_build_structures_what_a_config_file_can_say() -> None:
         ({"count": 1, "pieces": [1, "2"]}, ["here.pieces[1] is '2'; expected a whole number"]),
         ({"count": 1, "mode": "c"}, ["here.mode is 'c'; expected one of a, b"]),
         ({"count": 1, "limit": "4"}, ["here.limit is '4'; expected a whole number, or null"]),
-        ({"count": 1, "inner": {"sise": 2}}, ["here.inner.sise is unknown; Inner has size"]),
+        ({"count": 1, "inner": {"sise": 2}}, ["here.inner.sise is unknown. Did you mean 'size'? Inner has size"]),
         ({"count": 1, "inner": {"size": 0}}, ["here.inner.size is 0; expected at least 1"]),
         ({"count": 1, "sources": ["range_sum"]}, ["here.sources[0] is 'range_sum'; expected Source"]),
         ({"count": -1}, ["here.count is -1; expected a number >= 0"]),
@@ -160,7 +160,7 @@ def test_build_names_the_option_and_what_was_expected(options: dict[str, Any], s
 
 
 def test_build_of_a_plain_class_names_its_parameters() -> None:
-    with pytest.raises(ConfigError, match=r"here.widht is unknown; Plain has width, name\. Did you mean 'width'\?"):
+    with pytest.raises(ConfigError, match=r"here.widht is unknown. Did you mean 'width'\? Plain has width, name"):
         build(Plain, {"widht": 3}, where="here")
     with pytest.raises(ConfigError, match=r"refused its options with RuntimeError: no disk"):
         build(Broken, {}, where="here")

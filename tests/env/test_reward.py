@@ -220,7 +220,7 @@ def test_bad_presets_and_changes() -> None:
         make_reward("defualt")
     with pytest.raises(ConfigError, match="unknown reward term 'token_csot'.*Did you mean 'token_cost'"):
         make_reward("default", token_csot={"price": 1})
-    with pytest.raises(ConfigError, match=r"reward\.token_cost\.prize is unknown; TokenCost has .*'price'"):
+    with pytest.raises(ConfigError, match=r"reward\.token_cost\.prize is unknown. Did you mean 'price'"):
         make_reward("default", token_cost={"prize": 1})
     with pytest.raises(ConfigError, match=r"reward\.token_cost\.price is 'low'; expected a number"):
         make_reward("default", token_cost={"price": "low"})

@@ -104,7 +104,7 @@ def test_ledgers_in_both_phrasings() -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"mode": "sums"}, "LedgerQA.mode is 'sums'; expected one of sum, chain. Did you mean 'sum'?"),
+        ({"mode": "sums"}, "LedgerQA.mode is 'sums'. Did you mean 'sum'? Expected one of sum, chain"),
         ({"max_documents": 53}, "LedgerQA.max_documents is 53; expected a whole number from 1 to 52"),
         ({"min_documents": 1}, "min_named is 2, above min_documents = 1"),
         ({"min_length": 0}, "LedgerQA.min_length is 0"),

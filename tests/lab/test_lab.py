@@ -692,7 +692,7 @@ def test_a_variance_is_that_of_independent_groups() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: LabConfig(games=("pear",)), "games\\[0\\] is 'pear'; expected one of pair.*Did you mean 'pair'"),
+        (lambda: LabConfig(games=("pear",)), "games\\[0\\] is 'pear'. Did you mean 'pair'\\? Expected one of pair"),
         (lambda: LabConfig(group_size=1), "group_size is 1"),
         (lambda: LabConfig(num_groups=10), "num_groups is 10; expected a whole number >= 40"),
     ],

@@ -83,7 +83,7 @@ def test_shipped_configs_load(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("seedz", [1], ["seedz is unknown; RunConfig has name, tasks", "Did you mean 'seeds'"]),
+        ("seedz", [1], ["seedz is unknown. Did you mean 'seeds'? RunConfig has name, tasks"]),
         ("variants.delegating.rl.step", 3, ["variants.delegating.rl.step is unknown", "Did you mean 'steps'"]),
         ("variants.delegating.warmstart.phases.0.token", 3, ["phases[0].token"]),
         ("limits.answer_reserve", 100_000, ["limits.answer_reserve is 100000", "lower answer_reserve or raise"]),
@@ -117,11 +117,15 @@ def test_shipped_configs_load(path: Path) -> None:
         ("workers", 0, ["workers is 0", ">= 1"]),
         ("threads", 0, ["threads is 0", ">= 1"]),
         ("lora", {"rank": 0}, ["lora.rank is 0"]),
-        ("forward", {"autocast": "float16"}, ["forward.autocast is 'float16'; expected one of float32, bfloat16"]),
+        (
+            "forward",
+            {"autocast": "float16"},
+            ["forward.autocast is 'float16'. Did you mean 'bfloat16'? Expected"],
+        ),
         ("variants.delegating.rl.max_staleness", -1, ["rl.max_staleness is -1"]),
         ("checkpoint_every", 0, ["checkpoint_every is 0"]),
         ("micro_batch_tokens", 0, ["micro_batch_tokens is 0"]),
-        ("rows", "trees", ["rows is 'trees'; expected one of bucketed, tree, packed"]),
+        ("rows", "trees", ["rows is 'trees'. Did you mean 'tree'? Expected one of bucketed, tree, packed"]),
         ("log_groups", -1, ["log_groups is -1", ">= 0"]),
         ("compute_tokens", 0, ["compute_tokens is 0", "null"]),
         (

@@ -273,7 +273,7 @@ def test_per_role_options_come_from_a_config() -> None:
     assert build(PerRole, options, where="x").options == PerRole.Options(clones=PlugIn("gated", {"sides": "both"}))
     with pytest.raises(ConfigError, match="both null"):
         PerRole()
-    with pytest.raises(ConfigError, match="clones.options.side is unknown; Gated has"):
+    with pytest.raises(ConfigError, match="clones.options.side is unknown. Did you mean 'sides'\\? Gated has"):
         PerRole(clones=PlugIn("gated", {"side": "both"}))
     with pytest.raises(ConfigError, match="unknown credit scheme 'comma'.*Did you mean 'coma'"):
         PerRole(roots=PlugIn("comma"))
@@ -362,7 +362,11 @@ def test_checked_replays_keeps_what_is_right() -> None:
         ("coma", {"samples": 1.5}, "options.samples is 1.5; expected a whole number"),
         ("difference", {"max_share": 1.5}, "max_share is 1.5"),
         ("shapley", {"orders": 0}, "orders is 0"),
-        ("gated_paper", {"domain": "maths"}, "domain is 'maths'; expected one of arithmetic, math"),
+        (
+            "gated_paper",
+            {"domain": "maths"},
+            "domain is 'maths'. Did you mean 'math'",
+        ),
         ("gated_paper", {"late_terms": "malformed"}, "late_terms is 'malformed'"),
         ("per_role", {"clones": {"nam": "coma"}}, "clones"),
     ],

@@ -378,7 +378,11 @@ def test_what_is_no_loss_is_refused() -> None:
         ("clipped", {"clip_high": math.nan}, "clip_high is nan"),
         ("clipped", {"delta": 1.2}, r"delta is 1.2; expected a number > 1 \+ clip_high = 1.2, or null"),
         ("clipped", {"level": "episode"}, "loss.options.level is 'episode'; expected one of token, sequence"),
-        ("clipped", {"clip": 0.1}, "loss.options.clip is unknown; Clipped has clip_low, clip_high, delta, level"),
+        (
+            "clipped",
+            {"clip": 0.1},
+            "loss.options.clip is unknown. Did you mean 'clip_low'",
+        ),
         ("cispo", {"epsilon_high": -1.0}, "epsilon_high is -1.0; expected a finite number > -1"),
         ("cispo", {"epsilon_high": math.inf}, "epsilon_high is inf"),
     ],

@@ -394,7 +394,7 @@ def test_options_of_a_stage_are_read_like_those_of_a_dataclass() -> None:
         sampler.options.least = 4  # type: ignore[misc]
     with pytest.raises(ConfigError, match=r"^rl.task_sampler.options.least is 0; expected a whole number >= 1"):
         make_task_sampler(PlugIn("remembering:SparesTheEasy", {"least": 0}), "rl.task_sampler")
-    with pytest.raises(ConfigError, match=r"options.leest is unknown; SparesTheEasy has least. Did you mean 'least'"):
+    with pytest.raises(ConfigError, match=r"options.leest is unknown. Did you mean 'least'\? SparesTheEasy has least"):
         make_task_sampler(PlugIn("remembering:SparesTheEasy", {"leest": 3}), "rl.task_sampler")
     with pytest.raises(ConfigError, match=r"^SparesTheEasy.least is 0"):
         SparesTheEasy(least=0)
