@@ -642,6 +642,24 @@ def test_wideseek_by_hand() -> None:
     assert whole == pytest.approx(12), "the weights of an episode add up to the constant"
 
 
+def test_wideseek_leaves_out_agents_without_tokens() -> None:
+    plain = pair(1.0, 0.0)
+    first = plain.episodes[0]
+    texts = []
+    for member in first.agents:
+        turns = member.turns
+        if member.agent_id == FIRST:
+            turns = tuple(
+                replace(t, generation=replace(t.generation, token_ids=(), behavior_logprobs=())) for t in turns
+            )
+        texts.append(replace(member, turns=turns))
+    credit = assign(
+        WideSeek(loss_denominator_tokens=12.0), group(replace(first, agents=tuple(texts)), plain.episodes[1]), {}
+    )
+    assert key("a", FIRST) not in credit.weight
+    assert credit.weight[key("a", SECOND)] == pytest.approx(12 / 2 / 2), "two agents have tokens, this one 2"
+
+
 def test_gated_wraps_another_scheme() -> None:
     one = group(three_agents("a", 1.0, second_clone=Status.OUT_OF_TURNS), three_agents("b", 0.0))
     scheme = Gated(PlugIn("difference"))

@@ -55,6 +55,9 @@ class WideSeek(Grpo):
                 num_tokens[key.agent_id] += len(turn.generation.token_ids)
             num_agents = sum(count > 0 for count in num_tokens.values())
             for key, _ in episode.turns():
+                # A text policy has no tokens, and nothing of such an agent is trained.
+                if not num_tokens[key.agent_id]:
+                    continue
                 # The factor in front undoes the division of the loss, so that an episode has weight 1 in all.
                 weight[key] = self.loss_denominator_tokens / (num_agents * num_tokens[key.agent_id])
         return Credit(broadcast(group, self.per_episode(group)), weight=weight)

@@ -186,7 +186,7 @@ def _list_key_columns(row: TableRow, settings: AnalysisSettings) -> list[str]:
 def write_results(rows: ReportRows, settings: AnalysisSettings, path: Path) -> None:
     """Write every row as a CSV file, with means and both ends of every interval.
 
-    `pooled` rows are of a whole family, with all its sizes together.
+    A `pooled` row is of a whole family, with all its sizes together. The folder of a run or a study has none of them.
 
     Wall-clock time has no interval, since it is measured by batch. A missing number is an empty field: a cost where no
     prompt fitted, a score that the cell does not have, or `script_executed` of a strategy without a script. `floors`
@@ -367,6 +367,8 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
     write_results(ReportRows(rows.of_cells, ()), settings, folder / "results.csv")
     if comparisons:
         write_equal_accuracy(comparisons, settings, folder / "equal_accuracy.csv")
+    else:  # an earlier report may have had some
+        (folder / "equal_accuracy.csv").unlink(missing_ok=True)
     for cost in (*settings.compared, WALL) if plots is None else plots:
         draw_frontiers(rows, settings.labels, cost, [folder / plot_name(cost)])
     lines = [f"warning: {line}" for line in warnings]
