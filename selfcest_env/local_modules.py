@@ -62,8 +62,12 @@ class LocalModules:
 def search_folder(folder: str, names: Iterable[str] = ()) -> None:
     """Search a folder for plug-ins, after all installed modules, in this process and in its children.
 
-    Child processes do not put their working directory on `sys.path` either (`PYTHONSAFEPATH`). By default those of
-    `multiprocessing` do until they have unpickled their work, in front of the standard library.
+    `PYTHONSAFEPATH` keeps child processes from putting their working directory on `sys.path`. Those of
+    `multiprocessing` would put it in front of the standard library until they have unpickled their work.
+
+    Args:
+        folder: path of the folder.
+        names: modules that any module may import from the folder, as in the parent process.
     """
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, LocalModules)]
     finder = LocalModules(folder, names)

@@ -77,11 +77,12 @@ class CountdownMatch:
             return NO_ANSWER
         text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
-            return Grade(0.0, False, False, "answer too long")
+            return Grade(0.0, correct=False, well_formed=False, note="answer too long")
         # `normalise` would drop a degree sign, and the rest could be a right expression.
         if "°" in text or "\\circ" in text or "\\degree" in text:
-            return Grade(0.0, False, False)
+            return Grade(0.0, correct=False, well_formed=False)
         text = normalise(text.strip()[2:-2] if _BOLD.fullmatch(text.strip()) else text)
         text = _TIMES.sub("*", text.strip(_QUOTES).translate(_DASHES))
         fault = verify_countdown(text, numbers, target, bool(task.metadata.get("use_all", True)))
-        return Grade(float(not fault), not fault, parse_rational(text.split("=")[0]) is not None)
+        is_expression = parse_rational(text.split("=")[0]) is not None
+        return Grade(float(not fault), correct=not fault, well_formed=is_expression)

@@ -49,4 +49,4 @@ class Grader(Protocol):
         ...
 
 
-NO_ANSWER = Grade(0.0, False, False)
+NO_ANSWER = Grade(0.0, correct=False, well_formed=False)

@@ -53,7 +53,7 @@ class MathMatch(Checked):
             return NO_ANSWER
         text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
-            return Grade(0.0, False, False, "answer too long")
+            return Grade(0.0, correct=False, well_formed=False, note="answer too long")
         percent = bool(_PERCENT.search(task.prompt))
         text = _without_question(normalise(from_unicode(text), drop_percent=percent), task.prompt)
         comparison = SymbolicComparison(self.timeout_s)

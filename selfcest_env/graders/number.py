@@ -304,7 +304,7 @@ class NumberMatch(Checked):
             return NO_ANSWER
         text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
-            return Grade(0.0, False, False, "answer too long")
+            return Grade(0.0, correct=False, well_formed=False, note="answer too long")
         prose = text != answer and extract_last_boxed(answer) is None
         sources = (task.prompt,) if self.strict else None
         value = parse_only_number(text, drop_percent=percent, prose=prose, sources=sources)

@@ -24,27 +24,30 @@ class PaperArithmetic:
     zero (max(A, B) = -2) and where the integers are too large for floating point.
     """
 
-    floor = 0.0
-
     def grade(self, task: Task, answer: str | None) -> Grade:
         if answer is None:
             return NO_ANSWER
         truth = parse_integer(task.answer)
         integers = _FIND_INTEGER.findall(answer)
         if truth is None or not integers:
-            return Grade(0.1 if task.answer.strip() in answer else 0.0, False, False)
+            score = 0.1 if task.answer.strip() in answer else 0.0
+            return Grade(score, correct=False, well_formed=False)
         value = parse_integer(integers[-1])
         if value == truth:
-            return Grade(1.0, True, True)
+            return Grade(1.0, correct=True, well_formed=True)
         if value is None:
-            return Grade(self.floor, False, True, "integer too long")
+            return _grade_wrong(0.0, note="integer too long")
         try:
             distance = abs(value - truth) / abs(2 + max(value, truth)) ** 0.5
         except ZeroDivisionError:
-            return Grade(self.floor, False, True, "zero denominator")
+            return _grade_wrong(0.0, note="zero denominator")
         except OverflowError:
-            return Grade(self.floor, False, True, "integer too large")
-        return Grade(0.2 / math.log2(2 + distance), False, True)
+            return _grade_wrong(0.0, note="integer too large")
+        return _grade_wrong(0.2 / math.log2(2 + distance))
+
+
+def _grade_wrong(score: float, note: str = "") -> Grade:
+    return Grade(score, correct=False, well_formed=True, note=note)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class QuestionAnswer:
         if not answer or not answer.strip():
             return NO_ANSWER
         if len(answer) > self.max_characters:
-            return Grade(0.0, False, False, "answer too long")
+            return Grade(0.0, correct=False, well_formed=False, note="answer too long")
         rule = str(task.metadata.get("qa_rule", SQUAD))
         if rule not in RULES:
             raise RewardError(f"task {task.task_id}: qa_rule is {rule!r}; expected one of {', '.join(RULES)}")

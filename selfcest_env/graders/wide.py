@@ -581,7 +581,7 @@ class Wide(Checked):
         # The task is checked even if the answer is too long, so that a broken task always raises.
         scores = wide_scores(task, None if too_long else answer, self.judged, self.strict)
         if too_long:
-            return Grade(0.0, False, False, "answer too long")
+            return Grade(0.0, correct=False, well_formed=False, note="answer too long")
         if not scores.readable:
             return NO_ANSWER
         if self.score == "success":
@@ -592,7 +592,7 @@ class Wide(Checked):
             width = scores.items.true // scores.rows.true
             right_by_row = [num_right == width for num_right in scores.by_row]
         parts = _split_by_document(task, right_by_row, hits.answered + hits.true)
-        return Grade(hits.f1, scores.success, True, parts=parts)
+        return Grade(hits.f1, correct=scores.success, well_formed=True, parts=parts)
 
 
 def _split_by_document(task: Task, right_by_row: Sequence[int], denominator: int) -> tuple[AnswerPart, ...]:

@@ -121,7 +121,7 @@ class JoinedRepliesGrader:
         targets = task.answer.split("_")
         right = np.array([[reply == target for reply, target in zip(replies, targets, strict=True)]])
         score = float(self.task.grade(right)[0])
-        return Grade(score, score == 1, True)
+        return Grade(score, correct=score == 1, well_formed=True)
 
 
 def make_text_rules(rules: SymbolicRules) -> Rules:

@@ -266,9 +266,9 @@ def _read_study_views(file: Path, strategy: str | None, wrong: bool) -> Iterator
 
 
 def renderers_of(file: Path) -> list[Renderer]:
-    """Return renderers with the rules by which the episodes of a file may have been played.
+    """Return renderers for the trace page of a file. The page uses the first one that can replay an episode.
 
-    These are the rules of the file's run, if it belongs to one, and the rules of the built-in languages and protocols.
+    They have the rules of the file's run, if it belongs to one, and those of the built-in languages and protocols.
     """
     from selfcest_agents.language import language_of
     from selfcest_agents.tiny import TinyLanguage

@@ -173,7 +173,11 @@ def joint_p_value(evidence: Sequence[Evidence]) -> float:
 
 
 def find_broken(evidence: Sequence[Evidence]) -> list[int]:
-    """Return the positions of the cells whose promise is broken."""
+    """Return the positions of the cells in which a credit scheme breaks a promise of its class, such as `unbiased`.
+
+    An exact cell has no p-value and breaks it by an effect above rounding. For the others, p-values are multiplied by
+    the number of tests (Bonferroni).
+    """
     num_tests = max(1, sum(cell.p_value is not None for cell in evidence))
     positions = []
     for position, cell in enumerate(evidence):

@@ -136,7 +136,7 @@ class Strategy:
     def play_once(
         self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, context: PlayContext, player: Player
     ) -> list[EpisodeRecord]:
-        """Play one episode of every instance in one rollout.
+        """Play one episode of every instance, all of them in one call of the player.
 
         Args:
             instances: instances to play.
@@ -148,7 +148,7 @@ class Strategy:
         prompt_variant = self.prompt_variant(context)
         requests = []
         for instance, strategy_limits in zip(instances, limits, strict=True):
-            # The first sample has the seed of the instance, so that it is the episode of a strategy without samples.
+            # Sample 0 has the seed of the instance: a strategy that plays once would play the same episode.
             seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
             episode_limits = self.limits(strategy_limits, instance.task)
             name = f"{instance.name}.{sample}"
