@@ -94,7 +94,11 @@ def cut_short(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "options", "message"),
     [
-        (break_nothing, {"dtype": "float16"}, "dtype is 'float16'; expected one of float32, bfloat16"),
+        (
+            break_nothing,
+            {"dtype": "float16"},
+            "dtype is 'float16'. Did you mean 'bfloat16'\\? Expected one of float32, bfloat16",
+        ),
         (break_nothing, {"device": "cuda"}, "device is 'cuda', but torch sees 0 CUDA devices"),
         (break_nothing, {"device": "gpu"}, "device is 'gpu'; expected cpu, or cuda"),
         (drop("config.json"), {}, "model has no config.json"),

@@ -54,7 +54,7 @@ def module(name: str, calls: Calls, raises: Exception | None = None) -> ModuleTy
 def test_a_name_that_is_not_known_or_not_installed_is_an_error_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"logging\[0\] is 'wandbb'; expected one of"):
+    with pytest.raises(ConfigError, match=r"logging\[0\] is 'wandbb'. Did you mean 'wandb'\? Expected one of"):
         config(tmp_path, logging=["wandbb"])
     with pytest.raises(ConfigError, match="each one once"):
         config(tmp_path, logging=["trackio", "trackio"])

@@ -247,7 +247,7 @@ def test_weights_in_half_precision_are_refused_unless_they_are_frozen() -> None:
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match="autocast is 'float16'; expected one of float32, bfloat16"):
+    with pytest.raises(ConfigError, match="autocast is 'float16'. Did you mean 'bfloat16'"):
         ForwardOptions(autocast="float16")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="logit_chunk is -1"):
         ForwardOptions(logit_chunk=-1)
