@@ -115,8 +115,7 @@ def _format_step(
         return
     low, high = step.rollout
     throughput = f"{_number(step.sampled / high)} to {_number(step.sampled / low)} tokens per second"
-    prompts = "prompts count as free" if curve.prompt_tokens_per_second is None else "prompts not counted"
-    yield f"    rollouts on {step.workers} workers {low:.1f} to {high:.1f} s: {throughput}, {prompts}"
+    yield f"    rollouts on {step.workers} workers {low:.1f} to {high:.1f} s, without prefill: {throughput}"
     if step.workers_at_limit is not None:
         yield f"    with {step.workers_at_limit} workers or more, the critical path bounds the rollouts"
     step_seconds = step.seconds(max_staleness)

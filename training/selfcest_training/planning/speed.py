@@ -25,7 +25,6 @@ class ThroughputCurve(Checked):
         engine, model, machine: names for the reader of the plan.
         measured: how the numbers were measured, or "assumed" and the reason.
         points: pairs of sequences that decode together, in ascending order, and their tokens per second in total.
-        prompt_tokens_per_second: throughput of prefill; `None` counts prompts as free.
         trained_tokens_per_second: throughput of one learner rank, forward and backward; `None` is unknown.
     """
 
@@ -34,7 +33,6 @@ class ThroughputCurve(Checked):
     machine: str
     measured: str
     points: tuple[Point, ...]
-    prompt_tokens_per_second: Positive | None = None
     trained_tokens_per_second: Positive | None = None
 
     def __post_init__(self) -> None:
