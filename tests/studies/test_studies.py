@@ -171,6 +171,8 @@ def test_an_unknown_study_is_one_line() -> None:
 def test_an_interval_is_that_of_the_evaluation() -> None:
     found = over_seeds([0.9, 1.0])
     assert shown(found, 3, "+") == "+0.950 ± 0.635"
+    # Student's t with one degree of freedom: its quantile at 0.75 is 1, so half of the difference remains.
+    assert shown(over_seeds([0.9, 1.0], confidence=0.5), 3, "+") == "+0.950 ± 0.050"
     assert shown(over_seeds([0.25])) == "0.25", "one seed has no interval"
 
 

@@ -315,7 +315,8 @@ def find_policy_decisions(source: Source) -> list[PolicyDecisions]:
         if strategy in source.final:
             before = by_key.get((source.before.get(strategy, ""), family, budget))
             better = "always" if mean_reward(item, "always") >= mean_reward(item, "never") else "never"
-            decisions.append(PolicyDecisions(item, before, better, _estimate_gap_to_forced(item, better)))
+            gap = _estimate_gap_to_forced(item, better, source.settings.confidence)
+            decisions.append(PolicyDecisions(item, before, better, gap))
     return decisions
 
 
@@ -329,13 +330,15 @@ def mean_regret(item: FamilyDecisions) -> float:
     return float(np.mean([judged.regret for judged in item.seeds.values()]))
 
 
-def _estimate_gap_to_forced(item: FamilyDecisions, forced: str) -> Estimate:
+def _estimate_gap_to_forced(item: FamilyDecisions, forced: str, confidence: float) -> Estimate:
+    """Estimate the reward over that of a forced choice: over seeds, or over instances where there is one seed."""
     if len(item.seeds) > 1:
-        return over_seeds([judged.free.reward - getattr(judged, forced).reward for judged in item.seeds.values()])
-    gaps = []
-    for choices in item.sizes.values():
-        gaps += [choice.free.reward - getattr(choice, forced).reward for choice in choices]
-    return over_seeds(gaps)
+        gaps = [judged.free.reward - getattr(judged, forced).reward for judged in item.seeds.values()]
+    else:
+        gaps = []
+        for choices in item.sizes.values():
+            gaps += [choice.free.reward - getattr(choice, forced).reward for choice in choices]
+    return over_seeds(gaps, confidence)
 
 
 # Comparisons

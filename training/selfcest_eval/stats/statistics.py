@@ -161,12 +161,12 @@ def rule_of_three(estimate: Estimate, instances: int) -> Estimate:
     return Estimate(0.0, 0.0, width) if estimate.mean == 0 else estimate
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
-    """Return the mean and the 95 % t interval of independent values, one per seed; one seed has no interval."""
+def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Return the mean and the t interval of independent values, one per seed. One seed has no interval."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Estimate(mean, math.nan, math.nan)
-    quantile = student_t(0.975, len(values) - 1)
+    quantile = student_t((1 + confidence) / 2, len(values) - 1)
     half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Estimate(mean, mean - half_width, mean + half_width)
 
