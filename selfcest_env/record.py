@@ -387,7 +387,13 @@ def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
 
 
 def read_json_lines(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, value) for each line of a JSON-lines file. Line numbers start at 1.
+    """Yield (line number, value) for each line of a JSON-lines file; see `read_lines_and_values`."""
+    for number, _, value in read_lines_and_values(path, on_cut):
+        yield number, value
+
+
+def read_lines_and_values(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[tuple[int, bytes, Any]]:
+    """Yield (line number, line, value) for each line of a JSON-lines file. Line numbers start at 1.
 
     A last line without its line break, which a crash or a full disk has cut, is skipped, and `on_cut` gets a message.
     Raises `RecordError` for any other line that is no JSON.
@@ -401,7 +407,7 @@ def read_json_lines(path: Path, on_cut: Callable[[str], None] = warn) -> Iterato
                     on_cut(f"{path}, line {number}, was cut and is skipped")
                     return
                 raise RecordError(f"{path}, line {number}: {error}") from error
-            yield number, value
+            yield number, line, value
 
 
 def read_episodes(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[EpisodeRecord]:

@@ -719,6 +719,14 @@ def test_a_number_that_turned_into_another_is_an_error(tmp_path: Path, finished:
     assert list(read_results(file)), "lines of earlier versions have no digest"
 
 
+def test_lines_in_another_layout_have_the_same_digest(finished: Path) -> None:
+    file = finished / "results.jsonl"
+    results = list(read_results(file, whole=True))
+    lines = [json.dumps(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert list(read_results(file, whole=True)) == results
+
+
 @pytest.mark.parametrize("line", [b"\xff\xfe{}", b"[" * 100_000, b"7", b'{"shared": "a"}', b"9" * 5000])
 def test_a_strange_line_of_what_was_played_is_named(tmp_path: Path, line: bytes) -> None:
     """Some were a traceback."""
