@@ -562,7 +562,7 @@ def assert_close(found: LearnerState, expected: LearnerState, tolerance: float) 
         (
             "uneven:Dies",
             InfrastructureError,
-            r"rank 1 of 2 of the learner was killed by signal 9 \(SIGKILL\), often the out-of-memory killer, without",
+            r"rank 1 of 2 of the learner was killed by signal 9 \(SIGKILL\), often the out-of-memory killer before",
         ),
         ("uneven:Hangs", RuntimeError, r"(?s)rank 0 of 2 of the learner failed:.*[Tt]imed out"),
     ],
