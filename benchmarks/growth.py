@@ -4,8 +4,9 @@
 
 Every case runs in a process of its own, once at each size. A row shows the CPU time in all and for each unit, and the
 peak memory above that of the smallest size. Growth is linear where the time for a unit no longer falls or rises. An
-episode is played, written, and read again. A study's units are episodes: scripts play it, then the same command resumes
-it with nothing left to play, and then its report is printed.
+episode is played, written, and read again with its cost. The names of agents grow with their depth, so a chain of
+clones takes time with the square of its length. A study's units are episodes: scripts play it, then the same command
+resumes it with nothing left to play, and then its report is printed.
 """
 
 from __future__ import annotations
@@ -22,43 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from kernel import CODEC, RULES, TASK, Tree
 from rich.console import Console
 from rich.table import Table
 
-from selfcest_agents.codec import TerseCodec
 from selfcest_agents.player import LocalPlayer
 from selfcest_agents.policy import Actor, Policy, ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
-from selfcest_agents.tiny import TinyTokenizer
 from selfcest_cli.report import report_folder
 from selfcest_cli.study import run_study
 from selfcest_env.record import read_episodes, write_episode
 from selfcest_env.rules import Rules
 from selfcest_env.tasks.ledger_qa import LedgerQA
-from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Task
-from selfcest_env.views import Observation
+from selfcest_env.types import Limits
 from selfcest_eval.play.config import parse_study
 
 SIZES = (1, 10, 100, 1_000, 10_000, 100_000)
-PROTOCOL = TerseProtocol()
-CODEC = TerseCodec(TinyTokenizer())
-TASK = Task("growth", "?", "7", "benchmark")
 QUIET = Console(quiet=True)
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Every agent above the last level calls `width` clones at once and answers when they have answered."""
-
-    width: int
-    depth: int
-
-    def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        if observation.depth < self.depth and not observation.exchanges:
-            return PROTOCOL.render(Delegate((CloneRequest("+"),) * self.width))
-        return PROTOCOL.render(Answer("7"))
 
 
 def play_episode(actor: Actor, depth: int, folder: Path) -> dict[str, float]:
@@ -72,13 +54,14 @@ def play_episode(actor: Actor, depth: int, folder: Path) -> dict[str, float]:
         max_depth=depth,
     )
     times = [time.process_time()]
-    rules = Rules(limits, PROTOCOL, CODEC)
+    rules = Rules(limits, RULES.protocol, CODEC)
     [record] = rollout([RolloutRequest("e", TASK, 0)], ScriptedPolicy(actor, CODEC), rules)
     times.append(time.process_time())
     path = folder / "episodes.jsonl"
     path.write_text(write_episode(record), encoding="utf-8")
     times.append(time.process_time())
-    assert list(read_episodes(path)) == [record]
+    [stored] = read_episodes(path)
+    assert (stored, stored.cost.depth) == (record, depth)
     times.append(time.process_time())
     return dict(zip(("played", "written", "read"), np.diff(times).tolist(), strict=True))
 
@@ -96,10 +79,10 @@ class ScriptedPlayer(LocalPlayer):
     """Plays the script of `ledger_qa`."""
 
     def rules(self, limits: Limits) -> Rules:
-        return Rules(limits, PROTOCOL, CODEC)
+        return Rules(limits, RULES.protocol, CODEC)
 
     def policy(self, temperature: float) -> Policy:
-        return ScriptedPolicy(OracleActor(LedgerQA(), PROTOCOL), CODEC)
+        return ScriptedPolicy(OracleActor(LedgerQA(), RULES.protocol), CODEC)
 
 
 @dataclass(frozen=True)
@@ -109,7 +92,7 @@ class ScriptedSource:
     seeded: bool = False
 
     def rules(self, limits: Limits) -> Rules:
-        return Rules(limits, PROTOCOL, CODEC)
+        return Rules(limits, RULES.protocol, CODEC)
 
     def fingerprint(self, seed: int) -> str:
         return "growth"
@@ -147,7 +130,8 @@ CASES: dict[str, Callable[[int, Path], dict[str, float]]] = {"clones": clones, "
 
 def measure(case: str, size: int) -> tuple[dict[str, float], float]:
     """Run a case at a size. Return the CPU-seconds of its parts, and the peak memory of the process in MiB."""
-    CASES[case](1, Path(tempfile.mkdtemp()))  # imports and caches
+    with tempfile.TemporaryDirectory() as folder:
+        CASES[case](1, Path(folder))  # imports and caches
     with tempfile.TemporaryDirectory() as folder:
         seconds = CASES[case](size, Path(folder))
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -31,7 +31,7 @@ from selfcest_env.tasks.ledger_qa import LedgerQA
 from selfcest_env.tasks.range_sum import RangeSum
 from selfcest_env.tasks.source import ExpertSource, Style
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Role, Task, Usage
+from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Task, Usage
 from selfcest_env.views import Observation, observe
 
 SIZES = (64, 256, 1024)
@@ -45,30 +45,31 @@ RULES = Rules(
 
 
 @dataclass(frozen=True)
-class Fan:
-    """A root that calls all its clones at once. Clones answer, and so does the root after the call."""
+class Tree:
+    """Every agent above the last level calls `width` clones at once, and answers when they have answered."""
 
-    num_clones: int
+    width: int
+    depth: int = 1
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        if observation.role is Role.ROOT and not observation.exchanges:
-            return RULES.protocol.render(Delegate((CloneRequest("+"),) * self.num_clones))
+        if observation.depth < self.depth and not observation.exchanges:
+            return RULES.protocol.render(Delegate((CloneRequest("+"),) * self.width))
         return RULES.protocol.render(Answer("7"))
 
 
 def play_kernel(num_clones: int) -> None:
     kernel = Kernel(TASK, RULES)
-    fan = Fan(num_clones)
+    tree = Tree(num_clones)
     rng = np.random.default_rng(0)
     while not kernel.done:
         for agent_id in kernel.ready():
-            text = fan.act(observe(kernel, agent_id), rng)
+            text = tree.act(observe(kernel, agent_id), rng)
             kernel.step(agent_id, RULES.protocol.parse(text), Usage(CODEC.count_text(text)), text)
     assert len(kernel.agents) == num_clones + 1
 
 
 def play_rollout(num_clones: int) -> None:
-    [record] = rollout([RolloutRequest("e", TASK, 0)], ScriptedPolicy(Fan(num_clones), CODEC), RULES)
+    [record] = rollout([RolloutRequest("e", TASK, 0)], ScriptedPolicy(Tree(num_clones), CODEC), RULES)
     assert record.cost.clones == num_clones
 
 

@@ -290,12 +290,17 @@ class EpisodeRecord:
 
     def critical_path(self, agent_id: AgentId) -> int:
         """Return the generated tokens in an agent's subtree that had to wait for each other."""
-        tokens = 0
-        for turn in self.by_id[agent_id].turns:
-            # The clones of a call run in parallel, so the agent waits only for the longest one.
-            clone_paths = [self.critical_path(child) for child in turn.facts.children]
-            tokens += turn.facts.generated_tokens + max(clone_paths, default=0)
-        return tokens
+        path_by_agent: dict[AgentId, int] = {}
+        # The deepest agents come first, so the paths of an agent's clones are known. A recursion would end at Python's
+        # limit in a tree of a thousand levels.
+        for agent in sorted(self.agents, key=lambda agent: agent.agent_id.depth, reverse=True):
+            tokens = 0
+            for turn in agent.turns:
+                # The clones of a call run in parallel, so the agent waits only for the longest one.
+                clone_paths = [path_by_agent[child] for child in turn.facts.children]
+                tokens += turn.facts.generated_tokens + max(clone_paths, default=0)
+            path_by_agent[agent.agent_id] = tokens
+        return path_by_agent[agent_id]
 
 
 @dataclass(frozen=True)

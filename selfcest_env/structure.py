@@ -26,7 +26,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar
 
-from selfcest_env.errors import ConfigError, PlugInError, SelfcestError, did_you_mean
+from selfcest_env.errors import ConfigError, PlugInError, SelfcestError, did_you_mean, refuse_name
 
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
@@ -264,9 +264,10 @@ class ValidationError(Exception):
 
     @classmethod
     def of(cls, value: Any, expected: str, choices: Iterable[Any] = ()) -> ValidationError:
-        hint = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-        end = f".{hint} Expected" if hint else "; expected"
-        return cls(f" is {format_value(value)}{end} {expected}")
+        problem = f" is {format_value(value)}"
+        if isinstance(value, str):
+            return cls(refuse_name(problem, value, map(str, choices), expected))
+        return cls(f"{problem}; expected {expected}")
 
     def at(self, place: str) -> str:
         """Return the whole message, for a value that is or lies in `place`."""

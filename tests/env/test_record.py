@@ -1,6 +1,7 @@
 """Records: exact both ways, strict about what they hold, with costs that add up by hand."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -71,6 +72,17 @@ def tree():
         agent("root.2", turn(1, 6), born_at=1, status=Status.OUT_OF_TURNS),
         terms={"correct": 1.0, "cost": -0.25},
     )
+
+
+def test_the_critical_path_of_a_chain_longer_than_python_s_recursion():
+    depth = 1500
+    ids = [ROOT]
+    for _ in range(depth):
+        ids.append(ids[-1].child(0))
+    agents = [agent(str(parent), turn(2, 1, (child,)), turn(3, 1)) for parent, child in pairwise(ids)]
+    record = episode(*agents, agent(str(ids[-1]), turn(7, 1)))
+    assert record.cost.critical_path_tokens == record.critical_path(ROOT) == 5 * depth + 7
+    assert record.critical_path(ids[-2]) == 5 + 7
 
 
 def test_what_every_call_bills_and_every_new_token_reads_by_hand():

@@ -104,6 +104,16 @@ def assert_same_weights(found: Job, expected: Job) -> None:
     assert float(difference.max()) <= variant.rl.optimizer.learning_rate
 
 
+def count_differing(found: Job, expected: Job, prefix: str) -> int:
+    """Return how many episodes of a step have other tokens."""
+    count = 0
+    for record, other in zip(episodes(found), episodes(expected), strict=True):
+        if record.episode_id.startswith(prefix):
+            turns = [turn.generation.token_ids for _, turn in record.turns()]
+            count += turns != [turn.generation.token_ids for _, turn in other.turns()]
+    return count
+
+
 def assert_same_training(found: Job, expected: Job) -> None:
     """Two jobs train alike, up to rounding, until rounding moves the draw of a token.
 
@@ -122,6 +132,8 @@ def assert_same_training(found: Job, expected: Job) -> None:
             pairs_of_ids = zip(chain(*tokens), chain(*other_tokens), strict=False)  # one may be longer from there on
             token_id, other_id = next((a, b) for a, b in pairs_of_ids if a != b)
             assert abs(token_id - other_id) <= 2, "no neighbours"
+            num_differing = count_differing(found, expected, f"s{num_same_steps}.")
+            assert num_differing <= 3, "of 64 episodes; other weights would change most of them"
             break
     else:
         assert_same_tokens(episodes(found), episodes(expected))

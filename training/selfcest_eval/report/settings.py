@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from selfcest_env.errors import RecordError
@@ -46,7 +47,7 @@ class AnalysisSettings:
     min_difference: float
 
     def resampler(self, curves: Curves) -> Resampler:
-        return Resampler(
+        return _make_resampler(
             len(curves.task_ids),
             len(curves.seeds),
             crossed=self.crossed,
@@ -70,6 +71,10 @@ class AnalysisSettings:
             "frontiers hold for a whole range of costs at once. Every other one holds only by itself, so some of many "
             f"exclude the true value. There is no verdict on a difference of accuracy below {self.min_difference:g}."
         )
+
+
+# Resamples follow from the shape, and most cells of a report have the same one.
+_make_resampler = lru_cache(maxsize=4)(Resampler)
 
 
 def make_settings(
