@@ -268,13 +268,18 @@ def _advance(policy: Policy, requests: Sequence[PolicyRequest], playing: dict[st
     if requests:
         policy.submit(requests)
     answers = policy.poll()
-    opened: list[PolicyRequest] = []
+    answered: dict[str, _Episode] = {}
     # Sorted by key, so that the next submission does not depend on the order in which answers arrived.
     for key, generation in sorted(answers, key=lambda answer: answer[0]):
         episode = playing.get(key.episode_id)
         if episode is None or key.agent_id not in episode.in_flight:
             raise PolicyError(f"the policy answered {key}, which is not in flight")
         episode.apply(key, generation)
+        answered[key.episode_id] = episode
+    # Once for each episode and not for each answer, since it looks at all agents that can act. The order is the same:
+    # an agent has no open turns below it while it is in flight, so turns open in tree order.
+    opened: list[PolicyRequest] = []
+    for episode in answered.values():
         opened += episode.open_turns()
     if opened:
         policy.submit(opened)
