@@ -198,7 +198,7 @@ class Cost:
     total_tokens: int = _measured(lambda e: sum(agent.context_tokens for agent in e.agents))
     prompt_tokens: int = _measured(lambda e: sum(agent.prompt_tokens for agent in e.agents), compared=False)
     generated_tokens: int = _measured(lambda e: sum(agent.generated_tokens for agent in e.agents))
-    critical_path_tokens: int = _measured(lambda e: e.critical_path(ROOT), max, in_series=sum)
+    critical_path_tokens: int = _measured(lambda e: e.critical_paths[ROOT], max, in_series=sum)
     peak_context: int = _measured(lambda e: max(agent.context_tokens for agent in e.agents), max)
     billed_tokens: int = _measured(lambda e: sum(agent.billed_tokens for agent in e.agents))
     kv_token_steps: int = _measured(lambda e: sum(agent.kv_token_steps for agent in e.agents))
@@ -288,8 +288,9 @@ class EpisodeRecord:
             for index, turn in enumerate(agent.turns):
                 yield TurnKey(self.episode_id, agent.agent_id, index), turn
 
-    def critical_path(self, agent_id: AgentId) -> int:
-        """Return the generated tokens in an agent's subtree that had to wait for each other."""
+    @cached_property
+    def critical_paths(self) -> Mapping[AgentId, int]:
+        """The generated tokens in each agent's subtree that had to wait for each other."""
         path_by_agent: dict[AgentId, int] = {}
         # The deepest agents come first, so the paths of an agent's clones are known. A recursion would end at Python's
         # limit in a tree of a thousand levels.
@@ -300,7 +301,7 @@ class EpisodeRecord:
                 clone_paths = [path_by_agent[child] for child in turn.facts.children]
                 tokens += turn.facts.generated_tokens + max(clone_paths, default=0)
             path_by_agent[agent.agent_id] = tokens
-        return path_by_agent[agent_id]
+        return path_by_agent
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from selfcest_agents.engine import TrainableEngine, check_trainable
 from selfcest_agents.language import Language
+from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
 from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.plugin import Registry
@@ -208,6 +209,11 @@ class VllmSampler(VllmOptions):
         return False
 
     def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
+        if isinstance(language, TinyLanguage) and language.attention_window is not None:
+            raise ConfigError(
+                f"model.options.attention_window is {language.attention_window}, which vLLM would ignore; set "
+                "sampler.name to transformers, or set attention_window to null"
+            )
         with tempfile.TemporaryDirectory() as scratch:
             if language.checkpoint is None:
                 # Not the learner's model, which may have an adapter.

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.weights import check_no_pickle
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
-from selfcest_env.structure import Above, Checked, Count, Finite
+from selfcest_env.structure import Above, Checked, Count, Finite, Size
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Limits
 
@@ -53,6 +53,8 @@ class TinyConfig(Checked):
         initializer_range: standard deviation of the initial weights. transformers' 0.02 is meant for wider models.
         tie_embeddings: whether the output layer uses the embedding matrix.
         rope_theta: base of the rotary frequencies (Su et al. 2021, section 3.2.2). A larger base rotates more slowly.
+        attention_window: number of last tokens that a token sees, with itself; `None` for the whole context.
+        attention_sinks: number of first tokens of the context that every token sees beside the window.
     """
 
     hidden_size: Count = 64
@@ -63,6 +65,8 @@ class TinyConfig(Checked):
     initializer_range: float = 0.06
     tie_embeddings: bool = True
     rope_theta: Annotated[float, Above(1), Finite()] = 10_000.0
+    attention_window: Count | None = None
+    attention_sinks: Size = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +74,11 @@ class TinyConfig(Checked):
             raise ConfigError(
                 f"hidden_size is {self.hidden_size} and num_heads is {self.num_heads}; hidden_size must be a multiple "
                 f"of 2 * num_heads = {2 * self.num_heads}, because RoPE rotates pairs within a head"
+            )
+        if self.attention_sinks and self.attention_window is None:
+            raise ConfigError(
+                f"attention_sinks is {self.attention_sinks} and attention_window is None, so every token sees the "
+                "whole context; set attention_window, or set attention_sinks to 0"
             )
 
 
@@ -154,32 +163,42 @@ def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = TinyTokenizer()
-    llama = LlamaConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        max_position_embeddings=config.max_positions,
-        initializer_range=config.initializer_range,
-        tie_word_embeddings=config.tie_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        bos_token_id=None,
-        eos_token_id=list(tokenizer.stop_ids),
-        pad_token_id=tokenizer.pad_id,
-    )
+    options: Any = {
+        "vocab_size": tokenizer.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "max_position_embeddings": config.max_positions,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": config.tie_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "bos_token_id": None,
+        "eos_token_id": list(tokenizer.stop_ids),
+        "pad_token_id": tokenizer.pad_id,
+    }
+    make_model: Any = LlamaForCausalLM
+    llama = LlamaConfig(**options)
+    if config.attention_window is not None:
+        from selfcest_agents.window_attention import WindowLlama, WindowLlamaConfig
+
+        make_model = WindowLlama
+        options["attention_window"] = config.attention_window
+        options["attention_sinks"] = config.attention_sinks
+        llama = WindowLlamaConfig(**options)
     with torch.random.fork_rng(devices=[]):
         # Only the CPU generator is seeded. torch.manual_seed would also seed accelerators.
         torch.default_generator.manual_seed(seed)
-        model = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
+        model: LlamaForCausalLM = make_model(llama)
         # Layers that write into the residual stream start smaller (Radford et al. 2019, section 2.3), so that the sum
         # does not grow with depth. The model then learns look-ups sooner, and from more initial weights.
         scale = (2 * config.num_layers) ** -0.5
         for name, weight in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.data.mul_(scale)
-    # On a CPU eager attention is faster than the fused kernel for this width and these lengths.
-    model.set_attn_implementation("eager")
+    if config.attention_window is None:
+        # On a CPU eager attention is faster than the fused kernel for this width and these lengths.
+        model.set_attn_implementation("eager")
     return _prepare_model(model)
 
 
@@ -248,7 +267,9 @@ def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer
         ConfigError: there is no such folder, or its tokenizer has another vocabulary than this version.
     """
     import torch
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+
+    from selfcest_agents.window_attention import NAME, WindowLlama, WindowLlamaConfig
 
     if not Path(folder).is_dir():
         raise ConfigError(f"there is no folder {folder}; expected one that save_pretrained wrote")
@@ -260,8 +281,14 @@ def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer
             f"the tokenizer in {folder} has {len(vocab)} tokens; expected the {tokenizer.vocab_size} of the tiny "
             "model: load it as a chat model, or train the tiny model again"
         )
-    model = LlamaForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
+    has_window = isinstance(AutoConfig.from_pretrained(folder), WindowLlamaConfig)
+    model_class = WindowLlama if has_window else LlamaForCausalLM
+    model = model_class.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation=NAME if has_window else "eager",
+        local_files_only=True,
+        use_safetensors=True,
     )
     return _prepare_model(model), tokenizer
 

@@ -81,8 +81,8 @@ def test_the_critical_path_of_a_chain_longer_than_python_s_recursion():
         ids.append(ids[-1].child(0))
     agents = [agent(str(parent), turn(2, 1, (child,)), turn(3, 1)) for parent, child in pairwise(ids)]
     record = episode(*agents, agent(str(ids[-1]), turn(7, 1)))
-    assert record.cost.critical_path_tokens == record.critical_path(ROOT) == 5 * depth + 7
-    assert record.critical_path(ids[-2]) == 5 + 7
+    assert record.cost.critical_path_tokens == record.critical_paths[ROOT] == 5 * depth + 7
+    assert record.critical_paths[ids[-2]] == 5 + 7
 
 
 def test_what_every_call_bills_and_every_new_token_reads_by_hand():

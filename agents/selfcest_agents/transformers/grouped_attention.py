@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
+from selfcest_agents.window_attention import NAME as WINDOW
+
 NAME = "selfcest_grouped"
 
 
@@ -48,14 +50,14 @@ AttentionInterface.register(NAME, grouped_attention)
 
 @contextmanager
 def use_grouped_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Replace the attention of a model within the block, unless it is `eager`, or `sdpa` without grouped heads.
+    """Replace the attention of a model within the block, unless it is `eager` or of windows, or `sdpa` without groups.
 
     For grouped heads transformers' `sdpa` would copy keys and values. Flash and flex attention support no dense mask.
     """
     config = model.config.get_text_config()
     implementation = config._attn_implementation
     has_groups = getattr(config, "num_key_value_heads", None) not in (None, config.num_attention_heads)
-    if implementation == "eager" or (implementation == "sdpa" and not has_groups):
+    if implementation in ("eager", WINDOW) or (implementation == "sdpa" and not has_groups):
         yield
         return
     config._attn_implementation = NAME

@@ -11,7 +11,8 @@ from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.record import EpisodeRecord, Measure, cost_measures
 from selfcest_env.stored import stored_as
-from selfcest_env.structure import Between, Checked, Name, NotNegative
+from selfcest_env.structure import Between, Checked, Count, Name, NotNegative, Size
+from selfcest_env.types import ROOT
 
 MONEY = "money"  # the cost that a study's `price` adds
 WALL = "wall_seconds"  # wall-clock time of the batch divided by its instances; it depends on machine and engine
@@ -82,11 +83,102 @@ class Price(EpisodeCost):
         return f"{amount} per million tokens sent, {cached}, and {self.generated:g} for generated ones"
 
 
+@dataclass(frozen=True)
+class VisibleContext(EpisodeCost):
+    """The largest number of keys that a decoding step of any agent sees: `peak_context`, bounded by the window.
+
+    Attributes:
+        window: `attention_window` of the model; `None` if a token sees the whole context.
+        sinks: `attention_sinks` of the model.
+    """
+
+    window: Count | None = None
+    sinks: Size = 0
+
+    @property
+    def max_keys(self) -> float:
+        return math.inf if self.window is None else self.window + self.sinks
+
+    def of(self, episode: EpisodeRecord) -> float:
+        return min(episode.cost.peak_context, self.max_keys)
+
+    def over_samples(self, values: Iterable[float]) -> float:
+        return max(values)
+
+
+@dataclass(frozen=True)
+class VisibleTokenSteps(VisibleContext):
+    """The keys that each decoding step sees, summed: `kv_token_steps` of a model with an attention window."""
+
+    def of(self, episode: EpisodeRecord) -> float:
+        steps = 0.0
+        for agent in episode.agents:
+            context = 0
+            for turn in agent.turns:
+                context += turn.facts.prompt_tokens
+                for _ in range(turn.facts.generated_tokens):
+                    steps += min(context, self.max_keys)
+                    context += 1
+        return steps
+
+    def over_samples(self, values: Iterable[float]) -> float:
+        return sum(values)
+
+
+@dataclass(frozen=True)
+class ConcurrentContext(EpisodeCost):
+    """The largest sum of the contexts of all agents at one time, if nothing limits how many run at once.
+
+    Every agent generates one token a step, and prompts take no time. The clones of a call start together, and their
+    parent keeps its context while it waits. A context is freed after the last token of its agent. Samples run at once.
+    """
+
+    def of(self, episode: EpisodeRecord) -> float:
+        # Events by step: growth of the sum per step from then on, and tokens that enter or leave at that step.
+        rate_changes: dict[int, int] = {}
+        entered: dict[int, int] = {}
+        freed: dict[int, int] = {}
+        start_by_agent = {ROOT: 0}
+        # In tree order an agent comes before its clones, so its start is known.
+        for agent in episode.agents:
+            if agent.absent:
+                continue
+            step = start_by_agent[agent.agent_id]
+            for turn in agent.turns:
+                facts = turn.facts
+                entered[step] = entered.get(step, 0) + facts.prompt_tokens
+                rate_changes[step] = rate_changes.get(step, 0) + 1
+                step += facts.generated_tokens
+                rate_changes[step] = rate_changes.get(step, 0) - 1
+                end = step
+                for child in facts.children:
+                    start_by_agent[child] = step
+                    end = max(end, step + episode.critical_paths[child])
+                step = end
+            freed[step] = freed.get(step, 0) + agent.context_tokens
+        largest = total = rate = previous = 0
+        for step in sorted({*rate_changes, *entered, *freed}):
+            total += rate * (step - previous)
+            largest = max(largest, total)
+            # A context that ends makes room for the prompts of the same step.
+            total += entered.get(step, 0) - freed.get(step, 0)
+            largest = max(largest, total)
+            rate += rate_changes.get(step, 0)
+            previous = step
+        return largest
+
+
 COSTS = Registry(
     EpisodeCost,
     "cost",
     "selfcest.cost",
-    {"prompt_cache": "selfcest_eval.play.costs:PromptCache", "price": "selfcest_eval.play.costs:Price"},
+    {
+        "prompt_cache": "selfcest_eval.play.costs:PromptCache",
+        "price": "selfcest_eval.play.costs:Price",
+        "visible_context": "selfcest_eval.play.costs:VisibleContext",
+        "visible_token_steps": "selfcest_eval.play.costs:VisibleTokenSteps",
+        "concurrent_context": "selfcest_eval.play.costs:ConcurrentContext",
+    },
 )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from selfcest_agents.window_attention import NAME as WINDOW
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, Sample, TokenBatch, bucket_by_length, collate
 from selfcest_training.learner.options import Rows
@@ -181,6 +182,11 @@ def check_model(model: PreTrainedModel, rows: Rows) -> None:
     attention = config._attn_implementation
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
+    if attention == WINDOW and rows != Rows.BUCKETED:
+        raise ConfigError(
+            f"rows is '{rows}' and model.options.attention_window is {config.attention_window}, which needs one "
+            "context per row; set rows to 'bucketed'"
+        )
     if rows == Rows.PACKED:
         check_packed(type(model).__name__, attention, layers)
     if rows != Rows.TREE:

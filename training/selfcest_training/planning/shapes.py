@@ -15,6 +15,7 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Co
 from selfcest_agents.language import language_of
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.pretrained import HUB, ChatOptions, model_config
+from selfcest_agents.window_attention import NAME as WINDOW
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import construct
 from selfcest_training.learner.footprint import build_weightless_model
@@ -124,7 +125,7 @@ def _get_cached_shape(name: str, options_json: str) -> ModelShape:
     with torch.device("meta"):
         meta_model = language.load(0)
     config = meta_model.config
-    attention = "eager" if config._attn_implementation == "eager" else "sdpa"
+    attention = "eager" if config._attn_implementation in ("eager", WINDOW) else "sdpa"
     model = build_weightless_model(config, meta_model.dtype, attention)
     return ModelShape(name, "the model's own options", config, meta_model.dtype, "cpu", attention, model)
 

@@ -1,0 +1,99 @@
+"""Costs that a study adds, by hand: what a window of attention sees, and what contexts hold that run at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import AgentRecord, EpisodeRecord, Generation, Turn
+from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts
+from selfcest_eval.play.costs import COSTS, ConcurrentContext, VisibleContext, VisibleTokenSteps
+
+
+def turn(prompt: int, generated: int, *children: AgentId) -> Turn:
+    facts = TurnFacts(prompt, generated, 99, FinishReason.STOP, Outcome.ANSWERED, children=children)
+    return Turn(facts, Generation("x"))
+
+
+def agent(agent_id: AgentId, *turns: Turn, status: Status = Status.ANSWERED) -> AgentRecord:
+    born_at = None if agent_id == ROOT else 0
+    return AgentRecord(agent_id, "do", (), 50, born_at, status, turns, "7")
+
+
+def episode(*agents: AgentRecord) -> EpisodeRecord:
+    return EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, agents)
+
+
+A, B, C = map(ROOT.child, range(3))
+ALONE = episode(agent(ROOT, turn(3, 2), turn(1, 4)))
+TREE = episode(
+    agent(ROOT, turn(20, 10, A, B), turn(4, 5, C), turn(3, 2)),
+    agent(A, turn(6, 30)),
+    agent(B, turn(6, 7, B.child(0)), turn(2, 8)),
+    agent(B.child(0), turn(5, 20)),
+    agent(C, turn(6, 1)),
+)
+
+
+def test_a_step_sees_the_sinks_and_the_window() -> None:
+    assert ALONE.cost.kv_token_steps == (3 + 4) + (6 + 7 + 8 + 9)
+    assert VisibleTokenSteps(window=5, sinks=2).of(ALONE) == (3 + 4) + (6 + 7 + 7 + 7)
+    assert VisibleContext(window=5, sinks=2).of(ALONE) == 7
+    assert VisibleContext(window=50).of(ALONE) == ALONE.cost.peak_context == 10
+
+
+@pytest.mark.parametrize("record", [ALONE, TREE])
+def test_without_a_window_a_step_sees_its_whole_context(record: EpisodeRecord) -> None:
+    assert VisibleContext().of(record) == record.cost.peak_context
+    assert VisibleTokenSteps().of(record) == record.cost.kv_token_steps
+
+
+def test_contexts_that_run_at_once_by_hand() -> None:
+    # The sum is largest at step 37, when the second clone's own clone ends: the waiting root has 30 tokens, the first
+    # clone 6 + 27, the second 13, and its clone 25.
+    assert ConcurrentContext().of(TREE) == 30 + 33 + 13 + 25
+    assert ConcurrentContext().of(ALONE) == ALONE.cost.peak_context
+
+
+def test_contexts_that_run_at_once_step_by_step() -> None:
+    sums: Counter[int] = Counter()
+    start_by_agent = {ROOT: 0}
+    for record in TREE.agents:
+        step = start_by_agent[record.agent_id]
+        context = 0
+        for index, part in enumerate(record.turns):
+            context += part.facts.prompt_tokens
+            for _ in range(part.facts.generated_tokens):
+                step += 1
+                context += 1
+                sums[step] += context
+            children = part.facts.children
+            start_by_agent.update((child, step) for child in children)
+            waiting = max((TREE.critical_paths[child] for child in children), default=0)
+            for _ in range(waiting):
+                step += 1
+                sums[step] += context
+            assert index < len(record.turns) - 1 or not children
+    assert ConcurrentContext().of(TREE) == max(sums.values())
+
+
+def test_an_absent_clone_holds_no_context() -> None:
+    record = episode(
+        agent(ROOT, turn(20, 10, A, B), turn(2, 3)),
+        agent(A, turn(6, 30)),
+        agent(B, status=Status.ABSENT),
+    )
+    assert ConcurrentContext().of(record) == 30 + 36
+
+
+def test_samples_run_at_once() -> None:
+    assert ConcurrentContext().over_samples([5, 7]) == 12
+    assert VisibleContext(window=3).over_samples([5, 7]) == 7
+    assert VisibleTokenSteps(window=3).over_samples([5, 7]) == 12
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="window is 0"):
+        COSTS.make("visible_context", {"window": 0}, where="costs.x.options")
