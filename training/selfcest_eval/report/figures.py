@@ -141,7 +141,7 @@ def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
     columns = min(_COLUMNS, count)
     rows = -(-count // columns)
     width = 4.6 if columns > 1 else 6.4
-    figure = Figure(figsize=(width * columns, 3.4 * rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(width * columns, 3.4 * rows + 0.4), dpi=160, layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axis in axes[count:]:
         axis.set_visible(False)
@@ -153,7 +153,8 @@ def _save(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None
     import matplotlib as mpl
 
     for axis in panels:
-        axis.title.set_fontsize(11)
+        # At a fixed height: matplotlib otherwise measures every label, at every drawing, to keep the title above them.
+        axis.set_title(axis.get_title(), fontsize=11, y=1.0)
         axis.grid(color=LINE.light, linewidth=0.6)
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=9, colors=MUTED.light)
@@ -164,11 +165,13 @@ def _save(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None
             handles[label] = handle
     if handles:
         figure.legend(handles.values(), handles.keys(), fontsize=9, loc="outside lower center", ncols=3, frameon=False)
+    # Computed once, here: with a layout engine every file is drawn twice, the first time without output.
+    layout = figure.get_layout_engine()
+    layout.execute(figure)
+    figure.set_layout_engine(None)
     for path in paths:
         kind = path.suffix.removeprefix(".")
         with atomic_write(path) as partial, mpl.rc_context({"svg.hashsalt": "selfcest", "svg.fonttype": "none"}):
             # Dates and versions would change the file at every run.
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            figure.savefig(partial, dpi=160, format=kind, metadata=metadata)
-        # The layout is computed for the first file only: it takes as long as the drawing.
-        figure.set_layout_engine("none")
+            figure.savefig(partial, format=kind, metadata=metadata)
