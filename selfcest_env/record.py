@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -117,11 +117,12 @@ class AgentRecord:
         """Whether it played and gave no answer to its parent (the root: to the user)."""
         return self.status is not Status.ANSWERED and not self.absent
 
-    @property
+    # Most costs need these two, so each is summed once.
+    @cached_property
     def prompt_tokens(self) -> int:
         return sum(turn.facts.prompt_tokens for turn in self.turns)
 
-    @property
+    @cached_property
     def generated_tokens(self) -> int:
         return sum(turn.facts.generated_tokens for turn in self.turns)
 
@@ -207,7 +208,8 @@ class Cost:
     depth: int = _measured(lambda e: max(agent.depth for agent in e.agents if not agent.absent), max, compared=False)
 
 
-def cost_measures() -> dict[str, Measure]:
+@cache
+def cost_measures() -> Mapping[str, Measure]:
     """Return the measure of each field of `Cost` by name, in order."""
     return {item.name: item.metadata["measure"] for item in fields(Cost)}
 
@@ -281,6 +283,10 @@ class EpisodeRecord:
     def cost(self) -> Cost:
         values: Any = {name: measure.of(self) for name, measure in cost_measures().items()}
         return Cost(**values)
+
+    def cost_of(self, name: str) -> Any:
+        """Return one field of `cost`, without the work of the others."""
+        return cost_measures()[name].of(self)
 
     def turns(self) -> Iterator[tuple[TurnKey, Turn]]:
         """Yield every turn with its key, in tree order."""

@@ -215,7 +215,8 @@ def structure(value: Any, type_: type[T], *, place: str = "", error: type[Selfce
         place: name of the value, for messages.
         error: class of the raised error. Its message is one line with the whole path of the key.
     """
-    typed: T = _run(_reader(type_), value, place, error)
+    read = _class_reader(type_) if isinstance(type_, type) else _reader(type_)
+    typed: T = _run(read, value, place, error)
     return typed
 
 
@@ -352,6 +353,10 @@ def _reader(type_: Any, expected: str = "") -> _Read:
     if isinstance(type_, type) and is_dataclass(type_):
         return _dataclass(type_, expected)
     return _object(type_, expected)
+
+
+# Records are read one by one, and their readers are the same.
+_class_reader = cache(_reader)
 
 
 def _is_union(origin: Any) -> bool:
@@ -575,6 +580,9 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
         known = _parameters(cls)
         arguments = {}
         for key, item in value.items():
+            if type(item) in known.unchanged_types.get(key, ()):  # most fields of a record
+                arguments[key] = item
+                continue
             read_item = known.readers.get(key, known.other)
             if read_item is None:
                 names = ", ".join(known.readers) or "no options"
@@ -586,9 +594,9 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
             except ValidationError as mismatch:
                 mismatch.path.append(f".{key}")
                 raise
-        for name, text in known.required.items():
-            if name not in arguments:
-                raise ValidationError(f".{name} is missing; expected {text}")
+        if not known.required.keys() <= arguments.keys():
+            name, text = next(item for item in known.required.items() if item[0] not in arguments)
+            raise ValidationError(f".{name} is missing; expected {text}")
         try:
             return cls(**arguments)
         except SelfcestError as error:
@@ -608,11 +616,13 @@ class _Parameters:
 
     Attributes:
         readers: reader of each parameter by name.
+        unchanged_types: types of the plain values that a reader returns unchanged, by the name of its parameter.
         other: reader of further keyword arguments; `None` if the class takes none.
         required: description of each parameter without a default, by name.
     """
 
     readers: Mapping[str, _Read]
+    unchanged_types: Mapping[str, frozenset[type]]
     other: _Read | None
     required: Mapping[str, str]
 
@@ -623,6 +633,7 @@ def _parameters(cls: type) -> _Parameters:
     described: type = options if isinstance(options, type) and is_dataclass(options) else cls
     hints = _hints(described)
     readers: dict[str, _Read] = {}
+    unchanged_types: dict[str, frozenset[type]] = {}
     required: dict[str, str] = {}
     other: _Read | None = None
     for name, parameter in inspect.signature(described).parameters.items():
@@ -631,9 +642,16 @@ def _parameters(cls: type) -> _Parameters:
             other = _reader(Any)
         elif parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             readers[name] = _reader(type_)
+            unchanged_types[name] = _unchanged_types(type_)
             if parameter.default is inspect.Parameter.empty:
                 required[name] = _expected(type_)
-    return _Parameters(readers, other, required)
+    return _Parameters(readers, unchanged_types, other, required)
+
+
+def _unchanged_types(type_: Any) -> frozenset[type]:
+    """Return the types of plain values that are values of a type as they are."""
+    members = typing.get_args(type_) if _is_union(typing.get_origin(type_)) else [type_]
+    return _PLAIN.intersection(members)
 
 
 @cache

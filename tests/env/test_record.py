@@ -1,6 +1,7 @@
 """Records: exact both ways, strict about what they hold, with costs that add up by hand."""
 
 import json
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -99,6 +100,7 @@ def test_costs_by_hand():
     # billed: 30 + 39 + 44, 36, 13 + 23, 25, 7; decoding: (10 of 20, 5 of 34, 2 of 42), 30 of 6, (7 of 6, 8 of 15), ...
     kv = (245 + 180 + 85) + 615 + (63 + 148) + 290 + 6
     assert tree().cost == Cost(135, 52, 83, 53, 44, 217, kv, clones=4, turns=8, depth=2)
+    assert all(tree().cost_of(name) == value for name, value in asdict(tree().cost).items())
     assert tree().team_return == 0.75
     assert tree().root.context_ids == (1, 2, 3) * 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from records import agent, group, three_agents, turn
 from rich.console import Console
 from test_job import config
@@ -24,8 +26,9 @@ from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Task
 from selfcest_eval.play.config import StudyConfig
-from selfcest_eval.report import page
+from selfcest_eval.report import page, sources
 from selfcest_eval.report import study_report as report
+from selfcest_eval.report.figures import draw_delegation
 from selfcest_eval.report.findings import analyze, compare_best_baselines
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import compute_learning_curves, group_metrics
@@ -448,7 +451,25 @@ def test_the_page_of_a_study_and_the_files_beside_it(tmp_path: Path, monkeypatch
     assert {float(row["accuracy"]) for row in rows} == {row["accuracy"][0] for row in shown["rows"]}
 
 
+def test_a_figure_is_drawn_once_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    draw = Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda figure, renderer: drawn.append(figure) or draw(figure, renderer))
+    shares = [{"family": "f", "strategy": "s", "size": size, "share": [0.5], "before": False} for size in ("1", "2")]
+    draw_delegation(shares, [tmp_path / "d.png", tmp_path / "d.svg"])
+    assert len(drawn) == 2
+    bottom = drawn[0].axes[0].get_position().y0
+    assert 0.15 < bottom < 0.4, "the layout leaves room for the legend below the panel"
+
+
 # What is given, and who wrote it
+
+
+def test_no_cycles_are_searched_while_records_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "load_folder_config", lambda _: pytest.fail("collects") if gc.isenabled() else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        read_sources([tmp_path])
+    assert gc.isenabled()
 
 
 def test_a_run_that_is_not_evaluated_has_a_source_too(tmp_path: Path) -> None:

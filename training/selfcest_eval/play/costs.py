@@ -188,7 +188,7 @@ def measures_of(added: Mapping[str, PlugIn], price: Price | None = None) -> dict
     Raises:
         ConfigError: an added cost has a taken name or wrong options.
     """
-    measures = cost_measures()
+    measures = dict(cost_measures())
     taken_names = {*measures, WALL}
     if price is not None:
         taken_names.add(MONEY)

@@ -133,7 +133,7 @@ def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, An
         "findings": [asdict(answer) for answer in report.answers],
         "failures": report.failures,
         "intervals": source.settings.intervals(len(source.cells[0].seeds)) if source.cells else "",
-        "learning": _make_learning_data(compute_learning_curves(source.jobs)),
+        "learning": _make_learning_data(report.learning_curves),
         "warmstart": _make_learning_data(warm_start),
         "costs": [{"name": name, "title": cost_name(name)} for name in source.settings.costs],
         "first_cost": source.settings.compared[0] if source.settings.compared else "",
@@ -312,7 +312,7 @@ def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, pr
     def add_pictures(name: str) -> list[Path]:
         return [add_path(f"{name}.png"), add_path(f"{name}.svg")]
 
-    curves = compute_learning_curves(source.jobs)
+    curves = report.learning_curves
     if curves:
         metrics = list(chain.from_iterable(group_metrics(curves).values()))
         draw_learning_curves(curves, metrics[:FIGURE_METRICS], add_pictures("learning"))

@@ -239,7 +239,7 @@ class PathologyCounter:
     def add_group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
         """Count one training group of a variant. The worst group is the one with the most generated tokens."""
         occurrence = Occurrence(file, group.episodes[0], f"{owner} in training") if has_equal_returns(group) else None
-        tokens = sum(episode.cost.generated_tokens for episode in group.episodes)
+        tokens = sum(episode.cost_of("generated_tokens") for episode in group.episodes)
         self._count("equal groups", owner).add(occurrence, (tokens,))
 
     def finish(self) -> dict[tuple[str, str], Count]:
@@ -259,7 +259,7 @@ class PathologyCounter:
 
     def _add_to_family(self, owner: str, family: str, size: str, occurrence: Occurrence) -> None:
         counts = self._families.setdefault((owner, family), _FamilyCounts())
-        has_clones = occurrence.record.cost.clones > 0
+        has_clones = occurrence.record.cost_of("clones") > 0
         team_return = occurrence.record.team_return
         counts.sizes.add(size)
         counts.episodes += 1

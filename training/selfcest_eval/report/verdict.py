@@ -17,7 +17,7 @@ from selfcest_eval.report.findings import (
     mean_regret,
     measure_accuracy_by_shift,
 )
-from selfcest_eval.report.learning import average_ends, compute_return_curves
+from selfcest_eval.report.learning import MetricCurve, average_ends, compute_learning_curves
 from selfcest_eval.report.settings import AnalysisSettings, describe_sizes_of_cells
 from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.frontier import Verdict
@@ -156,17 +156,20 @@ class SourceReport:
         findings: findings on the source.
         failures: warnings that qualify every comparison, one per line.
         answers: the five answers.
+        learning_curves: all metrics of RL.
     """
 
     source: Source
     findings: Findings
     failures: Sequence[str]
     answers: Sequence[ReportAnswer]
+    learning_curves: Sequence[MetricCurve]
 
 
 def report_on(source: Source) -> SourceReport:
     """Compute all findings of a source, for its page and for the terminal."""
     findings = analyze(source)
+    curves = compute_learning_curves(source.jobs)
     baselines = compare_best_baselines(source)
     names = source.short_names
     failures = _list_failures(source, findings, names)
@@ -177,13 +180,13 @@ def report_on(source: Source) -> SourceReport:
     winners = _describe_winners(source, findings, baselines, names)
     suggestions = list(_suggest(source, findings, baselines, names))
     answers = [
-        ReportAnswer("What was learned", _describe_learning(source, findings, names), ("learning", "results")),
+        ReportAnswer("What was learned", _describe_learning(source, findings, curves, names), ("learning", "results")),
         ReportAnswer("Who wins on which cost", winners, ("frontier", "decisions")),
         ReportAnswer("How sure", _describe_certainty(source, findings, baselines), ("results",)),
         ReportAnswer("What failed", failed, ("failures", "pathologies")),
         ReportAnswer("What to try next", words.join_clauses(suggestions[:2]), ("failures", "pathologies", "decisions")),
     ]
-    return SourceReport(source, findings, failures, answers)
+    return SourceReport(source, findings, failures, answers, curves)
 
 
 def _list_failures(source: Source, findings: Findings, names: Mapping[str, str]) -> list[str]:
@@ -197,7 +200,9 @@ def _list_failures(source: Source, findings: Findings, names: Mapping[str, str])
     return lines + [words.describe_pathology(pathology, names) for pathology in findings.pathologies]
 
 
-def _describe_learning(source: Source, findings: Findings, names: Mapping[str, str]) -> str:
+def _describe_learning(
+    source: Source, findings: Findings, curves: Sequence[MetricCurve], names: Mapping[str, str]
+) -> str:
     if source.run is None:
         policies = len({str(source.study.policy_of(name)) for name in source.final})
         return (
@@ -207,7 +212,9 @@ def _describe_learning(source: Source, findings: Findings, names: Mapping[str, s
     lines = [
         words.describe_learning(accuracy, names, source.settings.min_difference) for accuracy in findings.accuracies
     ]
-    for curve in compute_return_curves(source.jobs):
+    for curve in curves:
+        if curve.metric != "return":
+            continue
         first, last = average_ends(curve)
         lines.append(f"the return of {curve.variant} in training went from {first.mean:.2f} to {last.mean:.2f}")
     return words.join_clauses(lines) or "Nothing has been evaluated yet."

@@ -107,8 +107,8 @@ def read_outcome(result: Result) -> InstanceOutcome:
             f"{result.place.family} {result.place.size}: task {result.place.task_id} has no size or no reward; "
             "expected both, to find the threshold of a policy"
         )
-    tokens = sum(sample.cost.total_tokens for sample in result.episodes)
-    return InstanceOutcome(size, episode.cost.clones > 0, result.grade.correct, reward, tokens)
+    tokens = sum(sample.cost_of("total_tokens") for sample in result.episodes)
+    return InstanceOutcome(size, episode.cost_of("clones") > 0, result.grade.correct, reward, tokens)
 
 
 def pair_choices(results: Iterable[Result], free: str, always: str, never: str) -> list[Choice]:
