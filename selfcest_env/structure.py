@@ -215,7 +215,8 @@ def structure(value: Any, type_: type[T], *, place: str = "", error: type[Selfce
         place: name of the value, for messages.
         error: class of the raised error. Its message is one line with the whole path of the key.
     """
-    read = _class_reader(type_) if isinstance(type_, type) else _reader(type_)
+    kind: Any = type_  # may be an annotation that is no class
+    read = _class_reader(kind) if isinstance(kind, type) else _reader(kind)
     typed: T = _run(read, value, place, error)
     return typed
 

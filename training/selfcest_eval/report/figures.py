@@ -141,7 +141,7 @@ def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
     columns = min(_COLUMNS, count)
     rows = -(-count // columns)
     width = 4.6 if columns > 1 else 6.4
-    figure = Figure(figsize=(width * columns, 3.4 * rows + 0.4), dpi=160, layout="constrained")
+    figure = Figure(figsize=(width * columns, 3.4 * rows + 0.4), dpi=160)
     axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axis in axes[count:]:
         axis.set_visible(False)
@@ -151,6 +151,7 @@ def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
 def _save(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None:
     """Style the panels, add one legend for all of them, and write the files."""
     import matplotlib as mpl
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     for axis in panels:
         # At a fixed height: matplotlib otherwise measures every label, at every drawing, to keep the title above them.
@@ -165,10 +166,8 @@ def _save(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None
             handles[label] = handle
     if handles:
         figure.legend(handles.values(), handles.keys(), fontsize=9, loc="outside lower center", ncols=3, frameon=False)
-    # Computed once, here: with a layout engine every file is drawn twice, the first time without output.
-    layout = figure.get_layout_engine()
-    layout.execute(figure)
-    figure.set_layout_engine(None)
+    # Computed once, here: a figure with a layout engine is drawn twice for each file, the first time without output.
+    ConstrainedLayoutEngine().execute(figure)
     for path in paths:
         kind = path.suffix.removeprefix(".")
         with atomic_write(path) as partial, mpl.rc_context({"svg.hashsalt": "selfcest", "svg.fonttype": "none"}):
