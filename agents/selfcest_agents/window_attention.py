@@ -75,16 +75,23 @@ def window_attention(
         The output [rows, new, heads, head_dim], and `None` in place of the attention weights.
     """
     config: Any = module.config
-    distance = position_ids[:, :, None] - torch.arange(key.shape[2], device=key.device)
-    is_sink = torch.arange(key.shape[2], device=key.device) < config.attention_sinks
-    is_visible = (distance >= 0) & (is_sink | (distance < config.attention_window))
-    # A query that stands behind sinks and window is moved to the position after them, where distances were trained.
-    excess = (position_ids - (config.attention_sinks + config.attention_window - 1)).clamp(min=0)
-    moved_query = _rotate_back(query, excess, config.rope_parameters["rope_theta"])
-    sink_scores = torch.matmul(moved_query, key[:, :, : config.attention_sinks].transpose(2, 3))
-    window_scores = torch.matmul(query, key[:, :, config.attention_sinks :].transpose(2, 3))
-    scores = torch.cat([sink_scores, window_scores], dim=-1) * scaling
-    scores = scores.masked_fill(~is_visible[:, None], float("-inf"))
+    sinks = config.attention_sinks
+    reach = sinks + config.attention_window
+    length = key.shape[2]
+    distance = position_ids[:, :, None] - torch.arange(length, device=key.device)
+    is_visible = distance >= 0
+    if length <= reach:
+        scores = torch.matmul(query, key.transpose(2, 3))
+    else:
+        is_sink = torch.arange(length, device=key.device) < sinks
+        is_visible &= is_sink | (distance < config.attention_window)
+        # A query beyond sinks and window is moved to the last position that sees all of both.
+        excess = (position_ids - (reach - 1)).clamp(min=0)
+        moved_query = _rotate_back(query, excess, config.rope_parameters["rope_theta"])
+        sink_scores = torch.matmul(moved_query, key[:, :, :sinks].transpose(2, 3))
+        window_scores = torch.matmul(query, key[:, :, sinks:].transpose(2, 3))
+        scores = torch.cat([sink_scores, window_scores], dim=-1)
+    scores = (scores * scaling).masked_fill(~is_visible[:, None], float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
     output = torch.matmul(weights.to(value.dtype), value)
     return output.transpose(1, 2).contiguous(), None
