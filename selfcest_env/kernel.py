@@ -59,9 +59,9 @@ class Kernel:
     """
 
     def __init__(self, task: Task, rules: Rules, absent: Mapping[AgentId, str | None] | None = None) -> None:
-        limits = rules.limits
+        limits = rules.limits.with_window(task.context_tokens)
         self.task = task
-        self.rules = rules
+        self.rules = rules.with_limits(limits)
         self.limits = limits
         self.absent = dict(absent or {})
         self.ledger = Ledger(Amounts(limits.total_tokens, limits.generated_tokens, limits.max_clones))

@@ -365,15 +365,18 @@ def build_record(
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-FORMAT = 5  # 2 added this number and `weights`; 3 `parts`; 4 `by_turn`; 5 `wording`
+FORMAT = 6  # 2 added this number and `weights`; 3 `parts`; 4 `by_turn`; 5 `wording`; 6 `task.context_tokens`
 _STORED_VARIANT = "wording"  # the key of `EpisodeRecord.prompt_variant` in stored records
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """Convert a record to JSON values, with the number of the format."""
+    """Convert a record to JSON values, with the number of the format. Without a window of the task it is 5."""
     values: dict[str, Any] = to_builtins(record)
     values[_STORED_VARIANT] = values.pop("prompt_variant")  # still the last key
-    return {"format": FORMAT, **values}
+    if record.task.context_tokens is not None:
+        return {"format": FORMAT, **values}
+    del values["task"]["context_tokens"]
+    return {"format": FORMAT - 1, **values}
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:

@@ -114,15 +114,32 @@ class TokenCost(Checked):
 
 @dataclass(frozen=True)
 class CloneCost:
-    """Minus `price` for every clone."""
+    """Minus `price` for every clone.
+
+    Attributes:
+        price_key: key of a number in the task's metadata that multiplies the price; "" for none.
+    """
 
     price: float = 0.01
+    price_key: str = ""
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        return -self.price * record.cost.clones
+        return -self._price_in(record.task) * record.cost.clones
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
-        return _map_turns(record, lambda turn: -self.price * _num_present_children(record, turn))
+        price = self._price_in(record.task)
+        return _map_turns(record, lambda turn: -price * _num_present_children(record, turn))
+
+    def _price_in(self, task: Task) -> float:
+        if not self.price_key:
+            return self.price
+        factor = task.metadata.get(self.price_key)
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise RewardError(
+                f"clone_cost.price_key is {self.price_key!r}, and the metadata of task {task.task_id} of "
+                f"{task.source} has {factor!r} there; expected a number, as in tasks of priced_ledgers"
+            )
+        return self.price * factor
 
 
 @dataclass(frozen=True)

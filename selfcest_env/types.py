@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, Protocol
 
 from selfcest_env.errors import ConfigError
@@ -87,6 +87,8 @@ class Task:
         context: documents by unique key. Agents name keys; they see text only where the game shows it.
         aliases: other answers that count as right.
         metadata: facts about the instance (family, size) for curves and tables.
+        context_tokens: window of this task: no context of its episodes may be longer, and none longer than the limits
+            allow; `None`: the limits alone hold.
     """
 
     task_id: str
@@ -96,6 +98,7 @@ class Task:
     context: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
+    context_tokens: int | None = None
 
 
 _Limit = Annotated[Size | None, "null: unlimited"]
@@ -183,6 +186,12 @@ class Limits(Checked):
     @property
     def reading(self) -> bool:
         return self.max_reads != 0
+
+    def with_window(self, context_tokens: int | None) -> Limits:
+        """Return the same limits with a context of at most so many tokens; `None` changes nothing."""
+        if context_tokens is None or (self.context_tokens is not None and self.context_tokens <= context_tokens):
+            return self
+        return replace(self, context_tokens=context_tokens)
 
 
 def _all_unlimited(*limits: int | None) -> bool:

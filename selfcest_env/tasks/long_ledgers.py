@@ -163,7 +163,18 @@ class LongLedgers(Checked):
             )
 
     def draw(self, rng: np.random.Generator) -> Task:
-        lengths = self._draw_lengths(rng)
+        return self._draw_task(self._draw_lengths(rng), rng)
+
+    def draw_of_size(self, size: int, rng: np.random.Generator) -> Task:
+        """Draw a task whose named ledgers have `size` entries together. Every such split is equally likely."""
+        num_named = draw_int(rng, self.min_named, self.max_named)
+        while True:
+            lengths = [draw_int(rng, self.min_length, self.max_length) for _ in range(num_named - 1)]
+            lengths.append(size - sum(lengths))
+            if self.min_length <= lengths[-1] <= self.max_length:
+                return self._draw_task(lengths, rng)
+
+    def _draw_task(self, lengths: Sequence[int], rng: np.random.Generator) -> Task:
         count = len(lengths) + self.unnamed
         keys = [KEYS[i] for i in rng.permutation(len(KEYS))[:count]]
         names = FIELDS if self.phrasing == TERSE else WORDS
