@@ -1,12 +1,12 @@
-"""Sums over keyed ledgers whose prompt states the size, the window and the price: whether to call clones depends on all.
+"""Sums over keyed ledgers whose prompt states size, window and price: whether to call clones depends on all three.
 
-`?[1]C[2]E[3]A;[12],[15],[3]` names three ledgers (see `long_ledgers`), says that they have 12 entries together, that one
-context has room for a reader of 15 entries, and that a clone has three times its price. Each is drawn for each task,
-and the game enforces the window. The stated size may be missing (`;?,[15],[3]`) or wrong.
+`?[1]C[2]E[3]A;[12],[15],[3]` names three ledgers (see `long_ledgers`). It says that they have 12 entries together, that
+one context has room for a reader of 15 entries, and that a clone has three times its price. Each is drawn for each
+task, and the game enforces the window. The stated size may be missing (`;?,[15],[3]`) or wrong.
 
 The expert begins with what it was told and whether that fits, `[12][15]+[3]`: `+` where it fits, `-` where it does not,
-`?` where it cannot know. Then it calls clones or reads, whichever its style says: it compares the numbers and does not
-say what follows from them.
+`?` where it cannot know. Then it calls clones or reads, as its style says. So it compares two numbers, and nothing in a
+demonstration says what follows from them.
 """
 
 from __future__ import annotations
