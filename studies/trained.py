@@ -19,14 +19,16 @@ import yaml
 from selfcest_env import __version__
 from selfcest_env.stored import to_stored
 from selfcest_eval.play.results import Result
-from selfcest_eval.report.training_run import EvaluatedPolicy, EvaluationStage, make_run_study, read_run_results
+from selfcest_eval.report.training_run import EvaluatedPolicy, make_run_study, read_run_results
 from selfcest_eval.stats.decision import average_outcomes, judge_choices
 from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
+from selfcest_training.run.evaluator import EvaluationStage
 from studies.runner import CONFIGS, STUDIES, Rerun, git, selfcest, store_json
 
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
+WHERE = ("where", "where_window")  # on a page of their own, by studies/where/study.py
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
 METHODS = (
     "when",
@@ -41,7 +43,7 @@ EXPERIMENTS = {
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
     **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
     **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
-    **{name: CONFIGS / f"{name}.yaml" for name in CREDIT},
+    **{name: CONFIGS / f"{name}.yaml" for name in (*CREDIT, *WHERE)},
     **{f"methods_{name}": CONFIGS / "methods" / f"{name}.yaml" for name in METHODS},
 }
 COSTS = (
@@ -53,6 +55,7 @@ COSTS = (
     "billed_tokens",
     "billed_tokens_cached",
 )
+WINDOW_COSTS = ("concurrent_context", "visible_context", "visible_token_steps")  # which some configs add
 CURVE_POINTS = 40
 
 
@@ -78,7 +81,10 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     options = [f"seeds=[{number}]", f"name={label}", "workers=1"]
     selfcest("train", "-c", str(alone), "--resume", *options)
     config = load_config(alone, options)
-    results, _ = read_run_results(config, whole=True)
+    played: list[Result] = []
+    results, _ = read_run_results(config, on_result=lambda _, result: played.append(result))
+    # With their episodes, which `read_run_results` drops; a perfect player has none.
+    results = [*played, *(result for result in results if result.place.style is not None)]
     study = make_run_study(config)
     choices = find_decisions(study, results)
     files = []
@@ -105,10 +111,19 @@ def rerun(name: str, how: Rerun) -> list[Path]:
                 if item.triple.free in (first, last)
             },
         }
-        owner = "methods" if experiment.startswith("methods_") else "cells" if experiment in CREDIT else "delegation"
+        owner = _find_study(experiment)
         stored_in = STUDIES / owner / "evidence" if how.folder == how.evidence else how.folder
         files.append(store_json(stored_in / f"{experiment}_{one}_seed{number}.json", cell))
     return files
+
+
+def _find_study(experiment: str) -> str:
+    """Return the name of the study whose page has the cells of an experiment."""
+    if experiment.startswith("methods_"):
+        return "methods"
+    if experiment in CREDIT:
+        return "cells"
+    return "where" if experiment in WHERE else "delegation"
 
 
 def config_of(experiment: str, *variants: str) -> str:
@@ -159,7 +174,8 @@ def _by_size(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 def _costs(results: Sequence[Result]) -> dict[str, float]:
     paid = [result.costs for result in results if result.costs is not None]
-    return {cost: round(mean(costs[cost] for costs in paid), 1) for cost in COSTS if paid}
+    known = paid[0].keys() if paid else ()
+    return {cost: round(mean(costs[cost] for costs in paid), 1) for cost in (*COSTS, *WINDOW_COSTS) if cost in known}
 
 
 def _terms(results: Sequence[Result]) -> dict[str, float]:
