@@ -17,6 +17,7 @@ SOURCES = Registry(
         "range_sum": "selfcest_env.tasks.range_sum:RangeSum",
         "ledger_qa": "selfcest_env.tasks.ledger_qa:LedgerQA",
         "long_ledgers": "selfcest_env.tasks.long_ledgers:LongLedgers",
+        "ledger_pairs": "selfcest_env.tasks.ledger_pairs:LedgerPairs",
         "priced_ledgers": "selfcest_env.tasks.priced_ledgers:PricedLedgers",
         "keyed_cells": "selfcest_env.tasks.keyed_cells:KeyedCells",
         "wide_tables": "selfcest_env.tasks.wide_tables:WideTables",

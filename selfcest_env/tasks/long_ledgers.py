@@ -185,7 +185,7 @@ class LongLedgers(Checked):
             ledgers[key] = tuple((field, int(digit)) for field, digit in zip(fields, digits, strict=False))
         named = tuple(keys[: len(lengths)])
         answer = sum(_add_digits(ledgers[key]) for key in named) % self.modulus
-        context = {key: _write(ledgers[key], self.phrasing) for key in sorted(ledgers)}
+        context = {key: write_entries(ledgers[key], self.phrasing) for key in sorted(ledgers)}
         metadata = {"size": sum(lengths), "named": len(named), "documents": count}
         query = LongLedgerQuery(named, 0, self.modulus, self.phrasing)
         return make_task(self.name, query.write(), str(answer), metadata, context)
@@ -215,7 +215,7 @@ class LongLedgers(Checked):
         if not query.keys:
             return _answer_clone_query(query, [read_entries(text) for text in documents.values()])
         if call := find_last_call(observation):
-            return _add_up_parts([read_digit(reply) for reply in call.replies], query)
+            return _add_up_replies([read_digit(reply) for reply in call.replies], query)
         can_delegate = may_delegate(observation, len(query.keys)) and is_root(observation)
         missing = [key for key in query.keys if key not in documents]
         if can_delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):
@@ -240,7 +240,8 @@ class LongLedgers(Checked):
         return Proposal(Read(tuple(missing))) if missing else _add_up_at_once(query, ledgers)
 
 
-def _write(entries: Entries, phrasing: str) -> str:
+def write_entries(entries: Entries, phrasing: str = TERSE) -> str:
+    """Write a ledger; the inverse of `read_entries`."""
     if phrasing == PLAIN:
         return ", ".join(f"{field} {digit}" for field, digit in entries)
     return "".join(f"{field}{digit}" for field, digit in entries)
@@ -276,11 +277,14 @@ def _answer_clone_query(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> P
     return Proposal(Answer(str(total)), thought)
 
 
-def _add_up_parts(values: Sequence[int], query: LongLedgerQuery) -> Proposal:
-    if query.phrasing == PLAIN:
-        return add_up_replies(values, PLAIN)
+def _add_up_replies(values: Sequence[int], query: LongLedgerQuery) -> Proposal:
+    return add_up_replies(values, PLAIN) if query.phrasing == PLAIN else add_up_parts(values, query.modulus)
+
+
+def add_up_parts(values: Sequence[int], modulus: int) -> Proposal:
+    """Add up the replies of clones, each with the letter of its place in the call, as if they were entries."""
     labelled = tuple((format_label(index, TERSE), value) for index, value in enumerate(values))
-    thought, total = _add_entries(labelled, 0, query.modulus)
+    thought, total = _add_entries(labelled, 0, modulus)
     return Proposal(Answer(str(total)), thought)
 
 

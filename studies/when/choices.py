@@ -1,0 +1,192 @@
+"""What a policy's choices are worth on priced ledgers, against rules that know what its prompts state.
+
+Each test instance was played three times from the same weights: by the policy's own choice, and with either choice
+forced. The value of delegating on an instance is the difference of the forced rewards. A rule says for each prompt
+whether to delegate, and earns the reward of that forced choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from selfcest_env.record import EpisodeRecord, read_episodes
+from selfcest_env.types import Task
+from selfcest_eval.play.results import Result
+
+MIN_GAIN = 0.02  # of reward: below it the choice does not matter, and no decision is counted
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a prompt states: the size (`None`: not stated), the room of the window, and the price of a clone."""
+
+    size: int | None
+    room: int
+    price: int
+
+    @classmethod
+    def of(cls, task: Task) -> Prompt:
+        stated = int(task.metadata["stated_size"])
+        return cls(None if stated < 0 else stated, int(task.metadata["room"]), int(task.metadata["price"]))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The value of delegating after a prompt, as training episodes or test instances show it."""
+
+    prompt: Prompt
+    gain: float
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A test instance: its prompt, its true size, and the rewards of the policy and of both forced choices."""
+
+    prompt: Prompt
+    true_size: int
+    free: float
+    always: float
+    never: float
+    delegated: bool
+    is_right: bool
+
+    @property
+    def gain(self) -> float:
+        return self.always - self.never
+
+    @property
+    def fits(self) -> bool:
+        return self.true_size <= self.prompt.room
+
+
+Rule = Callable[[Prompt], bool]
+
+
+def read_training_values(file: Path) -> list[Observed]:
+    """Return the value of delegating in each training group in which some episodes delegated and some did not."""
+    observed = []
+    for _, records in groupby(read_episodes(file), key=lambda record: record.task.task_id):
+        group = list(records)
+        delegating = [record.team_return for record in group if _delegates(record)]
+        reading = [record.team_return for record in group if not _delegates(record)]
+        if delegating and reading:
+            observed.append(Observed(Prompt.of(group[0].task), mean(delegating) - mean(reading)))
+    return observed
+
+
+def _delegates(record: EpisodeRecord) -> bool:
+    return record.cost.clones > 0
+
+
+def read_instances(results: Iterable[Result], free: str, always: str, never: str) -> dict[str, list[Instance]]:
+    """Return the test instances by eval set, from the results of three strategies with the same weights."""
+    rewards: dict[tuple[str, str], dict[str, Result]] = {}
+    for result in results:
+        if result.place.style is None and result.place.strategy in (free, always, never):
+            key = result.place.size, result.place.task_id
+            rewards.setdefault(key, {})[result.place.strategy] = result
+    instances: dict[str, list[Instance]] = {}
+    for (eval_set, _), by_strategy in rewards.items():
+        own, forced, alone = (by_strategy[name].episodes[by_strategy[name].chosen] for name in (free, always, never))
+        instance = Instance(
+            Prompt.of(own.task),
+            int(own.task.metadata["size"]),
+            own.team_return,
+            forced.team_return,
+            alone.team_return,
+            _delegates(own),
+            by_strategy[free].grade.correct,
+        )
+        instances.setdefault(eval_set, []).append(instance)
+    return instances
+
+
+def fit_threshold_rule(observed: Sequence[Observed]) -> Rule:
+    """Fit the rule that delegates where the stated size exceeds the room by more than a number, one for each price.
+
+    Where no size is stated, it delegates where the room is below a number, one for each price too. Each number is the
+    one that would have gained most on what was observed.
+    """
+    excess: dict[int, list[tuple[int, float]]] = {}
+    room: dict[int, list[tuple[int, float]]] = {}
+    for item in observed:
+        prompt = item.prompt
+        if prompt.size is None:
+            room.setdefault(prompt.price, []).append((-prompt.room, item.gain))
+        else:
+            excess.setdefault(prompt.price, []).append((prompt.size - prompt.room, item.gain))
+    excess_thresholds = {price: _find_best_threshold(points) for price, points in excess.items()}
+    room_thresholds = {price: _find_best_threshold(points) for price, points in room.items()}
+
+    def rule(prompt: Prompt) -> bool:
+        if prompt.size is None:
+            return -prompt.room >= room_thresholds.get(prompt.price, 0)
+        return prompt.size - prompt.room >= excess_thresholds.get(prompt.price, 0)
+
+    return rule
+
+
+def _find_best_threshold(points: Sequence[tuple[int, float]]) -> float:
+    """Return the threshold from which on the gains of all points add up to most; infinite to take none."""
+    best_threshold = float("inf")
+    best_gain = 0.0
+    for threshold in sorted({value for value, _ in points}):
+        gain = sum(gain for value, gain in points if value >= threshold)
+        if gain > best_gain:
+            best_threshold = threshold
+            best_gain = gain
+    return best_threshold
+
+
+def fit_table(observed: Sequence[Observed]) -> Rule:
+    """Fit a look-up of the whole prompt. A prompt that was not observed gets the choice that was better on average."""
+    gains: dict[Prompt, list[float]] = {}
+    for item in observed:
+        gains.setdefault(item.prompt, []).append(item.gain)
+    default = sum(item.gain for item in observed) > 0
+    choices = {prompt: mean(values) > 0 for prompt, values in gains.items()}
+    return lambda prompt: choices.get(prompt, default)
+
+
+def evaluate_rule(rule: Rule, instances: Sequence[Instance]) -> float:
+    """Return the mean reward of a rule."""
+    return mean(item.always if rule(item.prompt) else item.never for item in instances)
+
+
+def describe(instances: Sequence[Instance], rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """Return the figures of one eval set, for a cell's JSON.
+
+    `agreement` is the share of instances on which the policy took the choice that earned more, among those on which
+    the two differ by `MIN_GAIN`. `hindsight` is the threshold rule that is fitted on these instances, and `oracle`
+    takes the better choice of each.
+    """
+    counted = [item for item in instances if abs(item.gain) >= MIN_GAIN]
+    hindsight = fit_threshold_rule([Observed(item.prompt, item.gain) for item in instances])
+    return {
+        "n": len(instances),
+        "accuracy": round(mean(item.is_right for item in instances), 4),
+        "delegated": round(mean(item.delegated for item in instances), 4),
+        "agreement": round(mean(item.delegated == (item.gain > 0) for item in counted), 4) if counted else None,
+        "counted": len(counted),
+        "rewards": {
+            "policy": round(mean(item.free for item in instances), 4),
+            "always": round(mean(item.always for item in instances), 4),
+            "never": round(mean(item.never for item in instances), 4),
+            **{name: round(evaluate_rule(rule, instances), 4) for name, rule in rules.items()},
+            "hindsight": round(evaluate_rule(hindsight, instances), 4),
+            "oracle": round(mean(max(item.always, item.never) for item in instances), 4),
+        },
+        "delegated_by_price": {
+            kind: {
+                str(price): [round(mean(item.delegated for item in group), 4), len(group)]
+                for price in sorted({item.prompt.price for item in instances})
+                if (group := [item for item in instances if item.prompt.price == price and item.fits is fits])
+            }
+            for kind, fits in (("fits", True), ("too_long", False))
+        },
+    }

@@ -1,0 +1,288 @@
+"""The page on where delegation is worth its cost: clones against readers with and without an attention window.
+
+The page is a function of the stored cells. `studies/trained.py` says what a cell is; `--rerun where/delegating/seed0`
+trains and plays one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import TYPE_CHECKING
+
+from selfcest_env.palette import SERIES
+from studies.runner import (
+    DOCS,
+    Cell,
+    Study,
+    cells_in,
+    each,
+    evidence_line,
+    joined,
+    of,
+    provenance,
+    read_json,
+    table,
+    tuning_table,
+)
+from studies.trained import COSTS, WHERE, WINDOW_COSTS, rerun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EVIDENCE = Path(__file__).parent / "evidence"
+VARIANTS = {
+    "delegating": "a clone for each ledger",
+    "reading": "a reader with full attention",
+    "reading_window": "a reader with an attention window",
+}
+LEARNED = 0.9  # accuracy from which on the costs of a seed are compared
+NO_WINDOW = {"visible_context": "peak_context", "visible_token_steps": "kv_token_steps"}
+
+CellsByVariant = Mapping[str, Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A prediction that was committed before the first reported seed.
+
+    Attributes:
+        text: what was predicted, with its criterion.
+        find: returns what was found, in words, and whether the prediction held.
+    """
+
+    text: str
+    find: Callable[[CellsByVariant], tuple[str, bool]]
+
+
+def stored() -> tuple[list[Cell], list[Cell]]:
+    """Return the reported cells and the log of tuning runs."""
+    tuning: list[Cell] = read_json(EVIDENCE / "tuning.json")
+    return cells_in(EVIDENCE), tuning
+
+
+def group_by_variant(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """Group cells by the name that the page gives their variant: a window makes another reader."""
+    groups: dict[str, list[Cell]] = {}
+    for experiment in WHERE:
+        for variant, found in of(cells, experiment).items():
+            name = f"{variant}_window" if experiment == "where_window" else variant
+            groups.setdefault(name, []).extend(found)
+    return {name: groups[name] for name in VARIANTS if name in groups}
+
+
+def get_accuracy(cells: Sequence[Cell], size: str) -> list[float]:
+    return [cell["sizes"][size]["accuracy"] for cell in cells]
+
+
+def get_cost(cell: Cell, size: str, cost: str) -> float:
+    """Return a mean cost. A model without a window sees its whole context."""
+    costs = cell["sizes"][size]
+    value: float = costs[cost] if cost in costs else costs[NO_WINDOW[cost]]
+    return value
+
+
+def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
+    """Return the text of `docs/where.md`."""
+    variants = group_by_variant(cells)
+    parts = [HEAD.replace("EVIDENCE_LINE", evidence_line(cells, "`--rerun`"))]
+    if "delegating" in variants and "reading_window" in variants:
+        parts += [RATIOS, _make_ratio_table(variants["delegating"], variants["reading_window"])]
+    parts += [PREDICTED, _make_prediction_table(variants), ACCURACY, _make_accuracy_table(variants)]
+    parts += [COST, _make_cost_table(variants), PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
+    return joined(parts)
+
+
+def _list_sizes(variants: CellsByVariant) -> dict[str, str]:
+    """Return the sizes, and for each whether it is within training."""
+    first = next(iter(variants.values()))[0]
+    return {size: found["shift"] for size, found in first["sizes"].items()}
+
+
+def _make_accuracy_table(variants: CellsByVariant) -> str:
+    lines = []
+    for size, shift in _list_sizes(variants).items():
+        for variant, cells in variants.items():
+            accuracy = get_accuracy(cells, size)
+            num_learned = sum(value >= LEARNED for value in accuracy)
+            name = size if shift == "in" else f"{size}, not in training"
+            ends = [f"{median(accuracy):.2f}", f"{min(accuracy):.2f}", f"{num_learned} of {len(accuracy)}"]
+            lines.append([name, variant, each(accuracy), *ends])
+    return table(
+        ["ledgers x entries", "variant", "accuracy of every seed", "median", "lowest", f"at {LEARNED} or more"], lines
+    )
+
+
+def _make_ratio_table(numerator: Sequence[Cell], denominator: Sequence[Cell]) -> str:
+    """Return ratios of mean costs by size, over the seeds in which each variant is accurate."""
+    lines = []
+    for size in numerator[0]["sizes"]:
+        accurate = [
+            [cell for cell in cells if cell["sizes"][size]["accuracy"] >= LEARNED] for cells in (numerator, denominator)
+        ]
+        counts = f"{len(accurate[0])} of {len(numerator)} and {len(accurate[1])} of {len(denominator)}"
+        line = [size, counts]
+        for cost in (*COSTS, *WINDOW_COSTS):
+            if accurate[0] and accurate[1]:
+                above, below = (mean(get_cost(cell, size, cost) for cell in cells) for cells in accurate)
+                line.append(f"x{above / below:.2f}")
+            else:
+                line.append("-")
+        lines.append(line)
+    heads = [cost.replace("_", " ") for cost in (*COSTS, *WINDOW_COSTS)]
+    return table(["ledgers x entries", f"seeds at {LEARNED} or more", *heads], lines)
+
+
+def _make_cost_table(variants: CellsByVariant) -> str:
+    """Return mean costs of the accurate seeds."""
+    lines = []
+    for size in _list_sizes(variants):
+        for variant, cells in variants.items():
+            accurate = [cell for cell in cells if cell["sizes"][size]["accuracy"] >= LEARNED]
+            if accurate:
+                costs = [mean(get_cost(cell, size, cost) for cell in accurate) for cost in (*COSTS, *WINDOW_COSTS)]
+                count = f"{len(accurate)} of {len(cells)}"
+                lines.append([size, variant, count, *(f"{cost:.0f}" for cost in costs)])
+    heads = [cost.replace("_", " ") for cost in (*COSTS, *WINDOW_COSTS)]
+    return table(["ledgers x entries", "variant", f"seeds at {LEARNED} or more", *heads], lines)
+
+
+def _make_prediction_table(variants: CellsByVariant) -> str:
+    lines = []
+    for prediction in PREDICTIONS:
+        found, held = prediction.find(variants)
+        lines.append([prediction.text, found, "held" if held else "**failed**"])
+    return table(["predicted", "found", ""], lines)
+
+
+def predict_accuracy(variant: str, sizes: Sequence[str], *, least: float = 0.0, most: float = 1.0) -> Prediction:
+    """Predict that the median accuracy over seeds lies in an interval, at every one of these sizes."""
+
+    def find(variants: CellsByVariant) -> tuple[str, bool]:
+        medians = {size: median(get_accuracy(variants[variant], size)) for size in sizes}
+        words = ", ".join(f"{size} {value:.2f}" for size, value in medians.items())
+        return words, all(least <= value <= most for value in medians.values())
+
+    bound = f"at least {least}" if most == 1.0 else f"at most {most}"
+    return Prediction(f"{variant}, {', '.join(sizes)}: median accuracy {bound}", find)
+
+
+def predict_ratio(size: str, cost: str, low: float, high: float) -> Prediction:
+    """Predict the cost of delegating over that of the reader with a window, of the seeds that are accurate."""
+
+    def find(variants: CellsByVariant) -> tuple[str, bool]:
+        means = []
+        for variant in ("delegating", "reading_window"):
+            accurate = [cell for cell in variants[variant] if cell["sizes"][size]["accuracy"] >= LEARNED]
+            if not accurate:
+                return f"no accurate seed of {variant}", False
+            means.append(mean(get_cost(cell, size, cost) for cell in accurate))
+        ratio = means[0] / means[1]
+        return f"x{ratio:.2f}", low <= ratio <= high
+
+    words = cost.replace("_", " ")
+    return Prediction(f"delegating over reading_window, {size}, {words}: x{low:.2f} to x{high:.2f}", find)
+
+
+INSIDE = ("1x16", "2x12", "4x6", "9x4")
+LONG = ("4x18", "3x24", "6x20", "8x20", "10x16")
+PREDICTIONS = (
+    predict_accuracy("delegating", INSIDE, least=0.97),
+    predict_accuracy("reading", INSIDE, least=0.97),
+    predict_accuracy("reading_window", INSIDE, least=0.97),
+    predict_accuracy("delegating", LONG, least=0.95),
+    predict_accuracy("reading", LONG, most=0.2),
+    predict_accuracy("reading_window", LONG, least=0.9),
+    predict_accuracy("delegating", ("3x26",), most=0.6),
+    predict_accuracy("delegating", ("12x13",), most=0.2),
+    predict_accuracy("reading_window", ("12x13",), most=0.5),
+    predict_ratio("6x20", "total_tokens", 0.98, 1.06),
+    predict_ratio("6x20", "critical_path_tokens", 0.22, 0.28),
+    predict_ratio("6x20", "visible_token_steps", 0.38, 0.48),
+    predict_ratio("6x20", "visible_context", 0.45, 0.55),
+    predict_ratio("6x20", "concurrent_context", 0.9, 1.1),
+)
+
+
+def draw(cells: Sequence[Cell], file: Path) -> None:
+    """Draw accuracy against the number of entries, and the critical path against it, for each variant."""
+    from matplotlib.figure import Figure
+
+    figure: Figure = Figure(figsize=(8.6, 3.7), layout="constrained")
+    accuracy_axis, path_axis = figure.subplots(1, 2)
+    for (variant, found), colour, mark in zip(group_by_variant(cells).items(), SERIES, "os^", strict=False):
+        sizes = {size: _count_entries(size) for size in found[0]["sizes"] if size not in ("3x26", "12x13")}
+        entries = sorted(set(sizes.values()))
+        by_entries = [[size for size in sizes if sizes[size] == count] for count in entries]
+        medians = [median(value for size in group for value in get_accuracy(found, size)) for group in by_entries]
+        paths = [
+            mean(get_cost(cell, size, "critical_path_tokens") for size in group for cell in found)
+            for group in by_entries
+        ]
+        options = {"color": colour.light, "marker": mark, "label": VARIANTS[variant]}
+        accuracy_axis.plot(entries, medians, **options)
+        accurate = [i for i, value in enumerate(medians) if value >= LEARNED]
+        path_axis.plot([entries[i] for i in accurate], [paths[i] for i in accurate], **options)
+    accuracy_axis.axvline(36, color="0.6", linewidth=0.8, linestyle=":")
+    accuracy_axis.set(xlabel="named entries (at most 36 in training)", ylabel="accuracy, median of seeds")
+    accuracy_axis.set_title("A bounded view reaches longer ledgers, with clones or a window", fontsize=9)
+    path_axis.set(xlabel="named entries", ylabel="critical path, tokens")
+    path_axis.set_title("Clones keep the critical path short", fontsize=9)
+    accuracy_axis.legend(frameon=False, fontsize=8)
+    figure.savefig(file, dpi=200)
+
+
+def _count_entries(size: str) -> int:
+    named, length = size.split("x")
+    return int(named) * int(length)
+
+
+HEAD = """# Where delegation is worth its cost
+
+Experiments with the embedded model (0.17 M parameters) on sums over long keyed ledgers; nothing follows for a large
+model. `?[1]C[2]E` names ledgers, and the answer is the last digit of the sum of all their entries. `delegating` calls a
+clone for each ledger. `reading` reads ledger by ledger into its own context and writes a subtotal of each.
+`reading_window` does the same, and each of its tokens sees the 64 first tokens of the context, which hold the question,
+and the last 160. All learn by imitation alone, from scratch, from equally many tokens (3.25 M) and equal shapes: up to
+ten ledgers, at most 36 named entries in all, at most 24 in one ledger. Test instances are the same for all seeds, and
+play is greedy.
+
+`python -m studies where` prints this page from `studies/where/evidence`, and `--rerun where/delegating/seed0` makes a
+cell again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and
+every reported seed was run once. [The page before this one](history/delegation.md) had no reader with a window.
+
+EVIDENCE_LINE
+
+![Accuracy and critical path against the number of entries](where.png)"""
+
+RATIOS = """## What is left to clones
+
+Costs of `delegating` over those of `reading_window`, of the seeds in which each is accurate. They are counts, not
+times: the *critical path* is the longest chain of generated tokens, *visible token steps* are the keys that all
+decoding steps see, *visible context* is the most keys that one step sees, and *concurrent context* is the largest sum
+of all contexts at one time, if nothing limits how many agents run at once."""
+
+PREDICTED = """## Predictions
+
+They were committed before the first reported seed."""
+
+ACCURACY = "## Accuracy"
+
+COST = """## Costs
+
+Means per instance, of the seeds that are accurate."""
+
+PROVENANCE = "## Cells\n\nCPU-s are of training, on a shared machine. A warm start that has not learned begins again."
+
+TUNING = "## Tuning\n\nEvery run that led to the frozen configuration, in order."
+
+
+STUDY = Study(
+    page_file=DOCS / "where.md",
+    page=lambda: page(*stored()),
+    figures={DOCS / "where.png": lambda file: draw(stored()[0], file)},
+    rerun=rerun,
+    cells="EXPERIMENT[/VARIANT]/seedN",
+)
