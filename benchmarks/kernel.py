@@ -14,6 +14,7 @@ the same in every tree.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -50,6 +51,7 @@ from selfcest_env.views import Observation, observe
 
 SIZES = (64, 256, 1024)
 NUM_EPISODES = 100
+NUM_BATCHES = 20  # a cached text must not come from an earlier repeat
 TASK = Task("fan", "?", "7", "benchmark")
 CODEC = TerseCodec(TinyTokenizer())
 RULES = Rules(
@@ -93,31 +95,17 @@ def play_rollout(num_clones: int) -> None:
     assert record.cost.clones == num_clones
 
 
-def make_demonstrations(source: ExpertSource, style: Style) -> Callable[[], int]:
-    """Return a function that plays demonstrations and returns their number of turns."""
+def make_rollout(source: ExpertSource, style: Style, rules: Rules, codec: TerseCodec | None) -> Callable[[], int]:
+    """Return a function that plays the source's expert, on new tasks in each call, and returns the number of turns."""
     rng = np.random.default_rng(0)
-    requests = [RolloutRequest(f"e{i}", source.draw(rng), i) for i in range(NUM_EPISODES)]
-    policy = ScriptedPolicy(OracleActor(source, RULES.protocol, style), CODEC)
+    batches = []
+    for _ in range(NUM_BATCHES):
+        batches.append([RolloutRequest(f"e{i}", source.draw(rng), i) for i in range(NUM_EPISODES)])
+    next_batch = itertools.cycle(batches)
+    policy = ScriptedPolicy(OracleActor(source, rules.protocol, style), codec)
 
     def play() -> int:
-        records = rollout(requests, policy, RULES)
-        assert all(record.answer == record.task.answer for record in records)
-        return sum(record.cost.turns for record in records)
-
-    return play
-
-
-def make_texts() -> Callable[[], int]:
-    """Return a function that plays ledger tasks in the format of chat models, without a codec."""
-    source = LedgerQA()
-    protocol = HermesProtocol()
-    rng = np.random.default_rng(0)
-    requests = [RolloutRequest(f"e{i}", source.draw(rng), i) for i in range(NUM_EPISODES)]
-    rules = Rules(Limits(), protocol, WordCounter())
-    policy = ScriptedPolicy(OracleActor(source, protocol))
-
-    def play() -> int:
-        records = rollout(requests, policy, rules)
+        records = rollout(next(next_batch), policy, rules)
         assert all(record.answer == record.task.answer for record in records)
         return sum(record.cost.turns for record in records)
 
@@ -127,8 +115,10 @@ def make_texts() -> Callable[[], int]:
 def make_environment(name: str, protocol_name: str) -> Callable[[], int]:
     """Return a function that plays an environment and returns its number of agent-steps.
 
-    The script reads texts: in the first turn the root calls one clone for each document that the task names.
+    Each call plays new tasks. The script reads texts: in the first turn the root calls one clone for each document that
+    the task names.
     """
+    seeds = itertools.count()
     protocol = make_protocol(protocol_name)
     answer = protocol.render(Answer("7"))
     env = ENVIRONMENTS[name]("ledger_qa", protocol=protocol_name, counter=COUNTERS[protocol_name])
@@ -143,8 +133,9 @@ def make_environment(name: str, protocol_name: str) -> Callable[[], int]:
 
     def play_parallel() -> int:
         steps = 0
+        seed = next(seeds)
         for episode in range(NUM_EPISODES):
-            observations, _ = env.reset(seed=None if episode else 0)
+            observations, _ = env.reset(seed=None if episode else seed)
             while env.agents:
                 actions = {agent: act(agent, observations[agent]) for agent in env.agents}
                 observations, *_ = env.step(actions)
@@ -154,8 +145,9 @@ def make_environment(name: str, protocol_name: str) -> Callable[[], int]:
 
     def play_serial() -> int:
         steps = 0
+        seed = next(seeds)
         for episode in range(NUM_EPISODES):
-            env.reset(seed=None if episode else 0)
+            env.reset(seed=None if episode else seed)
             for agent in env.agent_iter():
                 observation, _, termination, truncation, _ = env.last()
                 if termination or truncation:
@@ -186,10 +178,12 @@ def make_cases() -> dict[str, dict[str, Callable[[], int]]]:
     for name in ENVIRONMENTS:
         for protocol in COUNTERS:
             steps[f"{name}, {protocol}"] = make_environment(name, protocol)
-    steps["rollout, range_sum, delegating"] = make_demonstrations(RangeSum(min_length=1, max_length=16), Style.DELEGATE)
-    steps["rollout, range_sum, solving"] = make_demonstrations(RangeSum(min_length=1, max_length=16), Style.SOLVE)
-    steps["rollout, ledger_qa, delegating"] = make_demonstrations(LedgerQA(), Style.DELEGATE)
-    steps["rollout, ledger_qa, hermes"] = make_texts()
+    ranges = RangeSum(min_length=1, max_length=16)
+    texts = Rules(Limits(), HermesProtocol(), WordCounter())
+    steps["rollout, range_sum, delegating"] = make_rollout(ranges, Style.DELEGATE, RULES, CODEC)
+    steps["rollout, range_sum, solving"] = make_rollout(ranges, Style.SOLVE, RULES, CODEC)
+    steps["rollout, ledger_qa, delegating"] = make_rollout(LedgerQA(), Style.DELEGATE, RULES, CODEC)
+    steps["rollout, ledger_qa, hermes"] = make_rollout(LedgerQA(), Style.DELEGATE, texts, None)
     return {"clones of one call": fans, "agent-steps": steps}
 
 

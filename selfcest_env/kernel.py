@@ -121,9 +121,9 @@ class Kernel:
         self._log[agent_id, turn_index] = LogEntry(agent_id, turn_index, action, usage, text)
         extra_turns = state.extra_turns
         if turn.invalid_reason(usage) is None:  # an invalid generation requests no turns, whatever its text says
-            extra_turns = self.rules.extend_turns(state.extra_turns, text)
-        if turn.can_extend and extra_turns > state.extra_turns:
-            turn = turn._replace(end_status=None)
+            extra_turns = self.rules.extend_turns(extra_turns, text)
+            if turn.can_extend and extra_turns > state.extra_turns:
+                turn = turn._replace(end_status=None)
         action, facts, text = self._settle(agent_id, turn, action, usage, text)
         del self._ready[bisect_left(self._ready, agent_id)]
         self._agents[agent_id] = state._replace(
@@ -279,9 +279,9 @@ class Kernel:
     def _fail_turn(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn) -> None:
         """Close a turn with a fault. Tell the agent the fault and open its next turn, or end it after its last one."""
         assert facts.fault is not None
-        self._close_turn(agent_id, facts)
         if turn.end_status is not None:
-            return self._finish(agent_id, turn.end_status)
+            return self._finish(agent_id, turn.end_status, last_turn=facts)
+        self._close_turn(agent_id, facts)
         num_played = len(self._agents[agent_id].turns)
         message = self._with_reminder(agent_id, self.rules.protocol.fault(facts.fault), num_played)
         self._open_turn(agent_id, self._append(agent_id, message))
@@ -294,18 +294,22 @@ class Kernel:
     # Answers
 
     def _answer(self, agent_id: AgentId, facts: TurnFacts, text: str) -> None:
-        self._close_turn(agent_id, facts)
         if agent_id != ROOT and self._is_too_long(text):
-            return self._finish(agent_id, Status.REPLY_TOO_LONG)
-        self._finish(agent_id, Status.ANSWERED, text)
+            return self._finish(agent_id, Status.REPLY_TOO_LONG, last_turn=facts)
+        self._finish(agent_id, Status.ANSWERED, text, last_turn=facts)
 
     def _is_too_long(self, reply: str) -> bool:
         """Return whether a reply is over `reply_tokens` in the form that the parent reads, after neutralising."""
         limit = self.limits.reply_tokens
         return limit is not None and self.rules.counter.count_text(self.rules.protocol.neutralise(reply)) > limit
 
-    def _finish(self, agent_id: AgentId, status: Status, reply: str | None = None) -> None:
-        self._agents[agent_id] = self._agents[agent_id]._replace(status=status, reply=reply)
+    def _finish(
+        self, agent_id: AgentId, status: Status, reply: str | None = None, last_turn: TurnFacts | None = None
+    ) -> None:
+        """End an agent, after the turn that ended it unless it ends between turns. Join its call if it was the last."""
+        state = self._agents[agent_id]
+        turns = state.turns if last_turn is None else (*state.turns, last_turn)
+        self._agents[agent_id] = state._replace(turns=turns, status=status, reply=reply)
         parent_id = agent_id.parent
         if parent_id is None:
             return
@@ -357,8 +361,8 @@ class Kernel:
         if turn.end_status is not None or turn.cannot_pay_call:
             # An agent that cannot pay for the smallest call is not given another turn to repeat it.
             fault = Fault.NOT_ALLOWED if turn.end_status is Status.OUT_OF_TURNS else Fault.OVER_BUDGET
-            self._close_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault))
-            return self._finish(agent_id, turn.end_status or Status.OUT_OF_TOKENS)
+            facts = replace(facts, outcome=Outcome.REFUSED, fault=fault)
+            return self._finish(agent_id, turn.end_status or Status.OUT_OF_TOKENS, last_turn=facts)
         state = self._agents[agent_id]
         free = self.ledger[agent_id].free
         reason = find_refusal(state, free, self.rules, requests, self.keys_of(agent_id))

@@ -9,13 +9,14 @@ from selfcest_env.types import AgentId
 
 def stream_seed(*key: str | int | AgentId) -> int:
     """Return the seed, in [0, 2**63), of the stream with this name. It is the same on every machine."""
-    digest = hashlib.blake2b(digest_size=8)
+    name = ""
     for part in key:
         # The type tag and the length keep ("a", 1), ("a1",) and ("a", "1") apart.
         # "AgentId" is a literal, so that renaming the class changes no seed.
         kind = "AgentId" if isinstance(part, AgentId) else type(part).__name__
         text = f"{kind}:{part}"
-        digest.update(f"{len(text)}:{text}".encode())
+        name += f"{len(text)}:{text}"
+    digest = hashlib.blake2b(name.encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") >> 1
 
 

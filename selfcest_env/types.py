@@ -262,7 +262,7 @@ class Status(enum.StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        return self not in (Status.READY, Status.WAITING)
+        return self is not Status.READY and self is not Status.WAITING
 
 
 class Outcome(enum.StrEnum):

@@ -106,7 +106,7 @@ def observe(kernel: Kernel, agent_id: AgentId) -> Observation:
 
 def _exchanges(kernel: Kernel, agent_id: AgentId) -> tuple[Exchange, ...]:
     turns = kernel.agents[agent_id].turns
-    return tuple(_exchange(kernel, kernel.action(agent_id, turn), facts) for turn, facts in enumerate(turns))
+    return tuple([_exchange(kernel, kernel.action(agent_id, turn), facts) for turn, facts in enumerate(turns)])
 
 
 def _exchange(kernel: Kernel, action: Action, facts: TurnFacts) -> Exchange:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from selfcest_env.types import Boundary, Message
 
 _WORD = re.compile(r"\w+|[^\w\s]")
+CACHED_TEXTS = 1024  # siblings share instructions and documents
+
+
+@lru_cache(CACHED_TEXTS)
+def _count_words(text: str) -> int:
+    return len(_WORD.findall(text))
 
 
 class WordCounter:
@@ -18,16 +25,20 @@ class WordCounter:
     def count(self, messages: Sequence[Message], boundary: Boundary) -> int:
         tokens = 0
         for message in messages:
-            tokens += self.message_tokens + sum(self.count_text(part.text) for part in message.parts)
+            tokens += self.message_tokens
+            for part in message.parts:
+                tokens += self.count_text(part.text)
         return tokens
 
     def count_text(self, text: str) -> int:
-        return sum(1 for _ in _WORD.finditer(text))
+        return _count_words(text)
 
 
 class ByteCounter(WordCounter):
     """A token is a byte of UTF-8. A message costs one token for its role."""
 
     def count_text(self, text: str) -> int:
+        if text.isascii():
+            return len(text)
         # Half a surrogate pair, which a model can generate, has no other encoding.
         return len(text.encode("utf-8", errors="surrogatepass"))

@@ -74,23 +74,22 @@ class Markers:
     @property
     def fingerprint(self) -> str:
         """Equal for markers that neutralise every text equally."""
-        return f"{self._pattern.pattern} {_REPLACEMENTS} {_BREAK}"
+        return f"{self._pattern} {_REPLACEMENTS} {_BREAK}"
 
     def clean(self, message: Message) -> Message:
         """Return the message with its untrusted parts neutralised."""
         neutralise = self.neutralise_own if message.role is MessageRole.ASSISTANT else self.neutralise
-        parts = tuple(part if part.trusted else Part(neutralise(part.text)) for part in message.parts)
+        parts = tuple([part if part.trusted else Part(neutralise(part.text)) for part in message.parts])
         return Message(message.role, parts)
 
     @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join((_OPENER.format(own=""), *self._literals)), re.I)
+    def _pattern(self) -> str:
+        return "|".join((_OPENER.format(own=""), *self._literals))
 
     @cached_property
-    def _own_pattern(self) -> re.Pattern[str]:
+    def _own_pattern(self) -> str:
         # A turn fills its message, so no later part can complete an incomplete marker at its end.
-        pattern = "|".join((_OPENER.format(own=_OWN_TAGS), *self._literals)).replace(r"\Z", "(?!)")
-        return re.compile(pattern, re.I)
+        return "|".join((_OPENER.format(own=_OWN_TAGS), *self._literals)).replace(r"\Z", "(?!)")
 
     @cached_property
     def _literals(self) -> tuple[str, ...]:
@@ -113,10 +112,16 @@ def _fold(text: str) -> str:
     return text.translate(_FOLDS)
 
 
+@lru_cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.I)
+
+
+# The pattern is a text, because the hash of a compiled one is computed again for every look-up.
 @lru_cache(CACHED_TEXTS)
-def _break_markers(text: str, pattern: re.Pattern[str]) -> str:
+def _break_markers(text: str, pattern: str) -> str:
     folded = _fold(text)
-    matches = [match.start() for match in pattern.finditer(folded)]
+    matches = [match.start() for match in _compile(pattern).finditer(folded)]
     if not matches:
         return text
     positions = matches

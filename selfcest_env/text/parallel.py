@@ -45,7 +45,7 @@ from selfcest_env.text.vectors import (
     state_size,
     state_vector,
 )
-from selfcest_env.types import Limits, TokenCounter
+from selfcest_env.types import AgentId, Limits, Message, TokenCounter
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self.agents: list[str] = []
         self._screen = Screen()
         self._game: TextGame | None = None
+        self._transcripts: dict[AgentId, tuple[tuple[Message, ...], str]] = {}
         self._record: EpisodeRecord | None = None
         self._truncated = False
         self._base_seed: int | None = None
@@ -185,6 +186,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
             max_chars=self.max_chars,
         )
         self._num_episodes += 1
+        self._transcripts.clear()
         self._record = None
         self._truncated = False
         self.agents = self.possible_agents[: None if self.population is Population.FIXED else 1]
@@ -332,10 +334,23 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         observations: dict[str, dict[str, Any]] = {}
         for agent in agents:
             agent_id = game.roster.id_at(self._seats[agent])
-            text = "" if agent_id is None else format_transcript(game.kernel.agents[agent_id].messages)
+            text = "" if agent_id is None else self._transcript(agent_id)
             assert len(text) <= self._max_text, f"the transcript of {agent} is longer than the limits allow"
             observations[agent] = {"observation": observation_vector(game.kernel, agent_id), "text": text}
         return observations
+
+    def _transcript(self, agent_id: AgentId) -> str:
+        """Return the transcript of an agent, in which only the messages since the last call are formatted."""
+        messages = self._current_game().kernel.agents[agent_id].messages
+        known, text = self._transcripts.get(agent_id, ((), ""))
+        if messages[: len(known)] != known:  # a snapshot of an earlier moment was set
+            known = ()
+            text = ""
+        added = messages[len(known) :]
+        if added:
+            text += ("\n" if known else "") + format_transcript(added)
+        self._transcripts[agent_id] = messages, text
+        return text
 
     def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
         game = self._current_game()

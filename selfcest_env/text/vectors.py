@@ -52,7 +52,10 @@ def fraction_left(remaining: int | None, limit: int | None) -> float:
 
 def num_faults(state: AgentState) -> int:
     """Count the turns with a fault, and the objectives that were refused in granted calls."""
-    return sum((turn.fault is not None) + len(turn.refused) for turn in state.turns)
+    faults = 0
+    for turn in state.turns:
+        faults += (turn.fault is not None) + len(turn.refused)
+    return faults
 
 
 def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
@@ -62,34 +65,34 @@ def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
     state = kernel.agents[agent_id]
     limits = kernel.limits
     turn = state.turn
-    values = {
-        "can_act": turn is not None,
-        "waiting": state.status is Status.WAITING,
-        "is_root": agent_id == ROOT,
-        "depth": fraction(agent_id.depth, limits.max_depth, 1),
-        "turns": fraction(len(state.turns), limits.max_turns, 1),
-        "context": 0.0 if limits.context_tokens is None else fraction(state.context_tokens, limits.context_tokens),
-        "faults": fraction(num_faults(state), None, 1),
-    }
+    tokens_left = grant = generated_left = clones_left = 0.0
     # An agent that has ended has no balance: its rest has gone back to its parent.
     if not state.status.is_terminal:
         account = kernel.ledger[agent_id]
         remaining = account.remaining
         granted = account.granted
-        values |= {
-            "tokens_left": fraction_left(remaining.total_tokens, granted.total_tokens),
-            "grant": fraction_left(granted.total_tokens, limits.total_tokens),
-            "generated_left": fraction_left(remaining.generated_tokens, limits.generated_tokens),
-            "clones_left": fraction_left(remaining.clones, limits.max_clones),
-        }
-    if turn is not None:
-        values |= {
-            "can_delegate": turn.can_delegate,
-            "can_read": turn.can_read,
-            "is_last": turn.end_status is not None,
-            "max_new_tokens": fraction_left(turn.max_new_tokens, limits.turn_tokens),
-        }
-    return np.array([float(values.get(name, 0.0)) for name in OBSERVATION_FEATURES], np.float32)
+        tokens_left = fraction_left(remaining.total_tokens, granted.total_tokens)
+        grant = fraction_left(granted.total_tokens, limits.total_tokens)
+        generated_left = fraction_left(remaining.generated_tokens, limits.generated_tokens)
+        clones_left = fraction_left(remaining.clones, limits.max_clones)
+    values = (
+        turn is not None,
+        state.status is Status.WAITING,
+        agent_id == ROOT,
+        fraction(agent_id.depth, limits.max_depth, 1),
+        fraction(len(state.turns), limits.max_turns, 1),
+        turn is not None and turn.can_delegate,
+        turn is not None and turn.can_read,
+        turn is not None and turn.end_status is not None,
+        tokens_left,
+        grant,
+        generated_left,
+        clones_left,
+        0.0 if turn is None else fraction_left(turn.max_new_tokens, limits.turn_tokens),
+        0.0 if limits.context_tokens is None else fraction(state.context_tokens, limits.context_tokens),
+        fraction(num_faults(state), None, 1),
+    )
+    return np.array(values, np.float32)
 
 
 def agent_info(kernel: Kernel, roster: Roster, agent_id: AgentId | None) -> dict[str, int]:
