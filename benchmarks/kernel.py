@@ -63,6 +63,7 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {
     "parallel_env": delegation_v0.parallel_env,
     "env": delegation_v0.env,
 }
+NAMED_KEYS = re.compile(r"\?([A-Za-z]+)")
 COUNTERS = {"terse": "bytes", "hermes": "words"}  # by protocol
 
 
@@ -107,7 +108,7 @@ def make_rollout(source: ExpertSource, style: Style, rules: Rules, codec: TerseC
     def play() -> int:
         records = rollout(next(next_batch), policy, rules)
         assert all(record.answer == record.task.answer for record in records)
-        return sum(record.cost.turns for record in records)
+        return sum(len(agent.turns) for record in records for agent in record.agents)
 
     return play
 
@@ -126,7 +127,7 @@ def make_environment(name: str, protocol_name: str) -> Callable[[], int]:
     def act(agent: str, observation: Mapping[str, Any]) -> str:
         if agent != "agent_0" or "tool|>" in observation["text"]:
             return answer
-        named = re.search(r"\?([A-Za-z]+)", observation["text"])
+        named = NAMED_KEYS.search(observation["text"])
         assert named is not None
         requests = tuple(CloneRequest("[1]", (key,)) for key in named[1])
         return protocol.render(Delegate(requests))
@@ -140,7 +141,7 @@ def make_environment(name: str, protocol_name: str) -> Callable[[], int]:
                 actions = {agent: act(agent, observations[agent]) for agent in env.agents}
                 observations, *_ = env.step(actions)
                 steps += len(actions)
-            assert env.record().cost.clones
+            assert len(env.record().agents) > 1
         return steps
 
     def play_serial() -> int:
@@ -155,7 +156,7 @@ def make_environment(name: str, protocol_name: str) -> Callable[[], int]:
                 else:
                     env.step(act(agent, observation))
                     steps += 1
-            assert env.unwrapped.record().cost.clones
+            assert len(env.unwrapped.record().agents) > 1
         return steps
 
     return play_parallel if name == "parallel_env" else play_serial

@@ -171,9 +171,9 @@ class LedgerQA(Checked):
         count = draw_int(rng, self.min_documents, self.max_documents)
         low, high = (self.min_named, self.max_named) if self.mode == SUM else (self.min_hops, self.max_hops)
         visits = draw_int(rng, low, min(high, count))
-        keys = [KEYS[int(i)] for i in rng.permutation(len(KEYS))[:count]]
+        keys = [KEYS[i] for i in rng.permutation(len(KEYS))[:count].tolist()]
         # One cycle leads through all documents. So every chain visits distinct documents, and none can be told apart.
-        tour = [keys[int(i)] for i in rng.permutation(count)]
+        tour = [keys[i] for i in rng.permutation(count).tolist()]
         following = dict(zip(tour, tour[1:] + tour[:1], strict=True)) if self.mode == CHAIN else {}
         ledgers = {key: LedgerDocument(self._digits(rng), following.get(key, "")) for key in keys}
         visited = tour[:visits]
@@ -185,7 +185,7 @@ class LedgerQA(Checked):
 
     def _digits(self, rng: np.random.Generator) -> tuple[int, ...]:
         length = draw_int(rng, self.min_length, self.max_length)
-        return tuple(int(digit) for digit in rng.integers(0, 10, size=length))
+        return tuple(rng.integers(0, 10, size=length).tolist())
 
     def understands(self, observation: Observation) -> bool:
         return parse(observation.brief.text) is not None

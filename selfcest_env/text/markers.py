@@ -36,20 +36,24 @@ LONGEST = 32  # characters of a marker that are compared
 CACHED_TEXTS = 4096  # every turn sends the whole transcript again
 
 
-class _Folds:
-    """Maps a character to the one that a tokenizer's normaliser may make of it, or to nothing."""
-
-    @staticmethod
-    @lru_cache(CACHED_TEXTS)
-    def __getitem__(code: int) -> str:
-        char = chr(code)
-        if unicodedata.category(char)[0] in "CM" and char not in "\t\n\r":
-            return ""
-        folded = unicodedata.normalize("NFKC", char)
-        return folded if len(folded) == 1 else char
+@lru_cache(CACHED_TEXTS)
+def _fold_character(code: int) -> str:
+    """Return the character that a tokenizer's normaliser may make of this one, or nothing."""
+    char = chr(code)
+    if unicodedata.category(char)[0] in "CM" and char not in "\t\n\r":
+        return ""
+    folded = unicodedata.normalize("NFKC", char)
+    return folded if len(folded) == 1 else char
 
 
-_FOLDS = _Folds()
+class _Folds(dict[int, str]):
+    """Maps characters as `_fold_character` does. It holds those of ASCII, which nearly all texts consist of."""
+
+    def __missing__(self, code: int) -> str:
+        return _fold_character(code)
+
+
+_FOLDS = _Folds({code: _fold_character(code) for code in range(128)})
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Markers:
     def clean(self, message: Message) -> Message:
         """Return the message with its untrusted parts neutralised."""
         neutralise = self.neutralise_own if message.role is MessageRole.ASSISTANT else self.neutralise
+        if all([part.trusted for part in message.parts]):
+            return message
         parts = tuple([part if part.trusted else Part(neutralise(part.text)) for part in message.parts])
         return Message(message.role, parts)
 

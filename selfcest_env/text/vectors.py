@@ -108,10 +108,11 @@ def agent_info(kernel: Kernel, roster: Roster, agent_id: AgentId | None) -> dict
             "faults": 0,
         }
     state = kernel.agents[agent_id]
+    parent = agent_id.parent
     return {
         "can_act": int(state.turn is not None),
         "depth": agent_id.depth,
-        "parent": UNBORN if agent_id.parent is None else roster.index_of(agent_id.parent),
+        "parent": UNBORN if parent is None else roster.index_of(parent),
         "tokens_left": _or_unlimited(_tokens_left(kernel, agent_id)),
         "status": STATUS_CODES[state.status],
         "max_new_tokens": 0 if state.turn is None else _or_unlimited(state.turn.max_new_tokens),
