@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
@@ -129,6 +129,32 @@ class EnginePolicy:
             raise InfrastructureError(f"{type(self._engine).__name__} failed with {cause}") from error
 
 
+class TurnGenerator(np.random.Generator):
+    """The generator `np.random.default_rng(seed)`, which is seeded at its first use.
+
+    Most scripted turns draw nothing, and seeding takes longer than the script itself.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(_UNUSED_BITS)
+        self.__dict__["seed"] = seed
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__dict__", "__class__"):
+            return super().__getattribute__(name)
+        state = super().__getattribute__("__dict__")
+        if "generator" not in state:
+            state["generator"] = np.random.default_rng(state["seed"])
+        return getattr(state["generator"], name)
+
+    def __reduce__(self) -> Any:
+        return self.__reduce_ex__(2)  # of the seeded generator, so that a copy has its state
+
+
+# A `Generator` must be made with a bit generator. No turn draws from this one.
+_UNUSED_BITS = np.random.PCG64(0)
+
+
 class ScriptedPolicy:
     """A policy whose texts come from an `Actor`. With a codec they are also encoded, to serve as demonstrations.
 
@@ -143,9 +169,10 @@ class ScriptedPolicy:
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         for request in requests:
             observation = request.observation
-            text = self._actor.act(observation, np.random.default_rng(request.seed))
-            generation = Generation(text)
-            if self._codec is not None:
+            text = self._actor.act(observation, TurnGenerator(request.seed))
+            if self._codec is None:
+                generation = Generation(text)
+            else:
                 ids = self._codec.encode_scripted(text)
                 block = self._codec.encode(observation.block, observation.boundary)
                 generation = Generation(text, prompt_ids=block, token_ids=ids, behavior_logprobs=(0.0,) * len(ids))
