@@ -164,7 +164,9 @@ def env(*args: Any, **kwargs: Any) -> Any:
 
     An action outside of its space, also `None` of a live agent, raises the guard's `AssertionError`.
     """
-    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(*args, **kwargs)))
+    aec = DelegationAEC(parallel_env(*args, **kwargs))
+    # `raw_env` has a guard of the order too, and every call and attribute would pass through both.
+    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(aec))
 
 
 def _register() -> None:

@@ -76,12 +76,12 @@ def find_refusal(
     per_call = rules.limits.max_clones_per_call
     if not state.brief.can_delegate:
         return Fault.NOT_ALLOWED
-    if not requests or any([(request.max_tokens or 0) < 0 for request in requests]):
+    if not requests or any((request.max_tokens or 0) < 0 for request in requests):
         return Fault.BAD_CALL
     if (per_call is not None and len(requests) > per_call) or not free.covers(Amounts(clones=len(requests))):
         return Fault.TOO_MANY_CLONES
     known = frozenset(keys)
-    if not all([known.issuperset(request.shared_context) for request in requests]):
+    if not all(known.issuperset(request.shared_context) for request in requests):
         return Fault.UNKNOWN_KEY
     return find_shortage(state, free, rules, rules.reply_bound(len(requests)))
 

@@ -29,6 +29,9 @@ _OPENER = (
     r"|◁(?=/?\w{{0,24}}+(?:▷|\Z))"
     r"|>(?=\Z|>\w{{0,24}}+(?:<|\Z))|\A>(?=\w{{0,24}}+(?:<|\Z))"
 )
+# `re` skips over text without a marker if every alternative of a pattern starts with a character, which is ten times as
+# fast. So these look behind only after their character. The text of the pattern stays the identity of the markers.
+_CHARACTER_FIRST = {r"|(?<![^][!])~": r"|~(?<![^][!]~)", r"|\A>": r"|>(?<=\A>)"}
 # Replacements that no Unicode normaliser turns back into the original.
 _REPLACEMENTS = {"<": "\u2039", ">": "\u203a", "[": "(", "~": "\u223c", "◁": "\u25c3"}
 _BREAK = "\u00b7"  # inserted into a marker whose first character has no replacement
@@ -83,7 +86,7 @@ class Markers:
     def clean(self, message: Message) -> Message:
         """Return the message with its untrusted parts neutralised."""
         neutralise = self.neutralise_own if message.role is MessageRole.ASSISTANT else self.neutralise
-        if all([part.trusted for part in message.parts]):
+        if all(part.trusted for part in message.parts):
             return message
         parts = tuple([part if part.trusted else Part(neutralise(part.text)) for part in message.parts])
         return Message(message.role, parts)
@@ -120,6 +123,8 @@ def _fold(text: str) -> str:
 
 @lru_cache
 def _compile(pattern: str) -> re.Pattern[str]:
+    for start, character_first in _CHARACTER_FIRST.items():
+        pattern = pattern.replace(start, character_first)
     return re.compile(pattern, re.I)
 
 

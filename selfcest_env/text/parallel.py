@@ -354,6 +354,4 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
 
     def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
         game = self._current_game()
-        return {
-            agent: agent_info(game.kernel, game.roster, game.roster.id_at(self._seats[agent])) for agent in agents
-        }
+        return {agent: agent_info(game.kernel, game.roster, game.roster.id_at(self._seats[agent])) for agent in agents}

@@ -1,9 +1,14 @@
 """Scripted players through the real kernel: experts are right, malice costs nobody but its author."""
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from selfcest_agents.policy import Actor
+from selfcest_agents.policy import Actor, ScriptedPolicy, TurnGenerator
+from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import ATTACKS, HostileActor, NeverDelegate, OracleActor, RandomActor
 from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
@@ -19,6 +24,38 @@ from selfcest_env.views import observe
 
 LIMITS = Limits(total_tokens=20_000, turn_tokens=1000, max_reads=16)
 PROTOCOLS = [TerseProtocol(), HermesProtocol()]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng: rng.random(3).tolist(),
+        lambda rng: rng.permutation(9).tolist(),
+        lambda rng: rng.spawn(1)[0].random(),
+        lambda rng: np.random.default_rng(rng).normal(),
+        lambda rng: pickle.loads(pickle.dumps(rng)).random(),
+        lambda rng: copy.deepcopy(rng).random(),
+        lambda rng: rng.bit_generator.random_raw(),
+    ],
+)
+def test_the_generator_of_a_turn_draws_what_numpy_draws(draw: Callable[[np.random.Generator], object]) -> None:
+    turn = TurnGenerator(7)
+    other_turn = TurnGenerator(8)
+    assert isinstance(turn, np.random.Generator)
+    reference = np.random.default_rng(7)
+    for _ in range(3):
+        assert draw(turn) == draw(reference)
+        other_turn.random()
+    assert pickle.loads(pickle.dumps(turn)).random() == reference.random()
+
+
+def test_a_turn_that_draws_nothing_seeds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_source("ledger_qa")
+    rules = Rules(LIMITS, TerseProtocol(), WordCounter())
+    request = RolloutRequest("e", source.draw(np.random.default_rng(0)), 0)
+    monkeypatch.setattr(np.random, "default_rng", None)  # a call would raise
+    [record] = rollout([request], ScriptedPolicy(OracleActor(source, rules.protocol)), rules)
+    assert record.answer == record.task.answer
 
 
 def play(task: Task, actor: Actor, protocol: PromptFormat, limits: Limits = LIMITS, seed: int = 0) -> Kernel:

@@ -23,6 +23,26 @@ def refused(ledger, match, operation, *args):
     ledger.check()
 
 
+def subtract(have, *parts):
+    return None if have is None else have - sum(part or 0 for part in parts)
+
+
+counts = st.integers(-5, 20)
+maybe = st.none() | counts
+amounts = st.builds(Amounts, maybe, maybe, maybe)
+numbers = st.builds(Amounts, counts, counts, counts)
+
+
+@given(amounts, amounts, amounts, numbers, numbers, numbers)
+def test_arithmetic_goes_field_by_field(a, b, granted, spent, reserved, lent):
+    assert a.covers(b) == all(have is None or (need is not None and need <= have) for have, need in zip(a, b))  # noqa: B905
+    assert a.plus(b) == Amounts(*(None if None in pair else sum(pair) for pair in zip(a, b)))  # noqa: B905
+    assert a.minus(b) == Amounts(*map(subtract, a, b))
+    account = Account(granted, spent, reserved, lent)
+    assert account.free == Amounts(*map(subtract, granted, spent, reserved, lent))
+    assert account.remaining == Amounts(*map(subtract, granted, spent, lent))
+
+
 def test_reserve_settle_and_charge():
     ledger = Ledger(Amounts(100, 40, 2))
     ledger.reserve(ROOT, Amounts(30, 20))

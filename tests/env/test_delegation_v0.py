@@ -21,10 +21,11 @@ from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError, GameError, RewardError, TaskError
 from selfcest_env.record import EpisodeRecord, from_json, to_json
 from selfcest_env.reward import make_reward
+from selfcest_env.text import parallel
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.text.spaces import FreeText
+from selfcest_env.text.spaces import FreeText, format_transcript
 from selfcest_env.text.vectors import OBSERVATION_FEATURES, STATUS_CODES
-from selfcest_env.types import Limits, Status, Task
+from selfcest_env.types import Limits, Message, Status, Task
 from selfcest_env.views import observe
 
 POPULATIONS = ("dynamic", "persistent", "fixed")
@@ -455,6 +456,38 @@ def test_a_snapshot_outlives_later_steps() -> None:
     env.step({"agent_1": "Answer: 2", "agent_2": "Answer: 3"})
     env.step({"agent_0": "Answer: 5"})
     assert env.team_return == 1.0
+
+
+def test_a_transcript_is_formatted_once_and_equals_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    formatted: list[Message] = []
+
+    def count_messages(messages: tuple[Message, ...]) -> str:
+        formatted.extend(messages)
+        return format_transcript(messages)
+
+    monkeypatch.setattr(parallel, "format_transcript", count_messages)
+    env = make(population="persistent")
+    rng = random.Random(0)
+    for seed in range(20):
+        formatted.clear()
+        observations, _ = env.reset(seed=seed)
+        snapshots = [(env.get_snapshot(), observations)]
+        while env.agents:
+            observations, *_ = env.step(texts(env, seed))
+            game = env.get_snapshot().game
+            assert game is not None
+            for agent, observation in observations.items():
+                agent_id = game.roster.id_at(env.possible_agents.index(agent))
+                assert agent_id is not None
+                assert observation["text"] == format_transcript(game.kernel.agents[agent_id].messages)
+            snapshots.append((env.get_snapshot(), observations))
+        assert len(formatted) <= sum(len(state.messages) for state in game.kernel.agents.values())
+        # Back and forth, from a longer transcript to a shorter one and to that of a new clone under an old name.
+        for snapshot, observations in rng.sample(snapshots[:-1], len(snapshots) - 1):
+            env.set_snapshot(snapshot)
+            assert {agent: env._observations([agent])[agent]["text"] for agent in observations} == {
+                agent: observation["text"] for agent, observation in observations.items()
+            }
 
 
 def test_nothing_is_shared_between_steps_or_agents(population: str) -> None:

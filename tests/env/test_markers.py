@@ -1,6 +1,7 @@
 """Text for readers of text: nothing that a task, a document, an agent or a clone said is a role, a token or a call."""
 
 import re
+import timeit
 
 import pytest
 from growth import growth
@@ -12,7 +13,7 @@ from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.text.markers import Markers, PlainTextProtocol
+from selfcest_env.text.markers import Markers, PlainTextProtocol, _compile
 from selfcest_env.text.spaces import format_transcript
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
@@ -120,6 +121,25 @@ def test_twice_is_once(text, markers):
     assert markers.neutralise(once) == once
     own = markers.neutralise_own(text)
     assert markers.neutralise_own(own) == own
+
+
+@settings(max_examples=500)
+@given(pieces.map("".join), st.sampled_from([NEUTRAL, OTHERS]))
+@example(">>a", NEUTRAL)
+@example("]~b~ ~", NEUTRAL)
+def test_patterns_that_skip_text_match_as_those_that_name_the_markers(text, markers):
+    for pattern in (markers._pattern, markers._own_pattern):
+        skipping = _compile(pattern)
+        assert skipping.pattern != pattern
+        expected = [match.span() for match in re.finditer(pattern, text, re.I)]
+        assert [match.span() for match in skipping.finditer(text)] == expected
+
+
+def test_a_long_document_without_markers_is_skipped():
+    document = "The ledger of the third quarter adds up to seven. " * 20
+    naming = timeit.repeat(lambda: re.search(NEUTRAL._pattern, document, re.I), number=20, repeat=5)
+    skipping = timeit.repeat(lambda: _compile(NEUTRAL._pattern).search(document), number=20, repeat=5)
+    assert min(skipping) < min(naming) / 3
 
 
 @settings(max_examples=100)
