@@ -1,4 +1,4 @@
-"""A warm start that is handed over is the one that the variant would have trained; curves of what came after."""
+"""Shared phases of warm starts are those that the variant would have trained; curves of the training after them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from selfcest_eval.report.jobs import read_jobs
 from selfcest_eval.report.learning import average_ends, compute_return_curves, describe_returns, write_learning_csv
 from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import dump_config, load_config
+from selfcest_training.run import experiment
+from selfcest_training.run.checkpoint import TrainState, list_checkpoints, read_state
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.run.shared_warmstart import copy_warm_start, find_shared_warm_starts
+from selfcest_training.run.shared_warmstart import SharedPhases, find_leader, find_shared_phases
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs"
 
@@ -49,8 +51,7 @@ def run(spec: RunConfig, variant: str, only_warm_start: bool = False) -> Job:
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_a_handed_over_warm_start_is_what_the_variant_would_have_trained(tmp_path: Path, attempts: int) -> None:
     """Also if it began again: a model that has seen so little does not get everything right."""
-    mix = {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}
-    phases = [{"tokens": 5000, "mix": mix, "min_accuracy": 1.0 if attempts > 1 else None}]
+    phases = [phase(5000, min_accuracy=1.0 if attempts > 1 else None)]
     short = {
         "variants__delegating__warmstart__phases": phases,
         "variants__delegating__warmstart__max_attempts": attempts,
@@ -58,11 +59,10 @@ def test_a_handed_over_warm_start_is_what_the_variant_would_have_trained(tmp_pat
     }
     alone = run(two_variants(tmp_path / "alone", **short), "other")
     spec = two_variants(tmp_path / "shared", **short)
-    leader, follower = JobId("delegating", 0), JobId("other", 0)
-    assert find_shared_warm_starts(spec) == {leader: [follower]}
+    assert find_leader(spec, "other", 0) == "delegating"
+    assert find_leader(spec, "delegating", 0) is None
     run(spec, "delegating", only_warm_start=True)
-    copy_warm_start(spec, leader, follower)
-    assert find_shared_warm_starts(spec) == {}, "nobody waits any more"
+    assert find_leader(spec, "other", 0) is None, "nobody waits any more"
     job = run(spec, "other")
     assert torch.equal(weights(job), weights(alone))
     assert (job.folder / "warmstart_model" / "model.safetensors").is_file()
@@ -75,18 +75,113 @@ def test_a_handed_over_warm_start_is_what_the_variant_would_have_trained(tmp_pat
     # The leader goes on from its own; once it is in RL it has nothing to hand over to one who starts again.
     assert torch.equal(weights(run(spec, "delegating")), weights(play(two_variants(tmp_path / "leader", **short))))
     shutil.rmtree(job.folder)
-    assert find_shared_warm_starts(spec) == {}
+    assert find_leader(spec, "other", 0) is None
 
 
-def test_variants_with_other_limits_or_phases_share_nothing() -> None:
-    assert find_shared_warm_starts(load_config(CONFIGS / "quick.yaml")) == {}
-    assert find_shared_warm_starts(load_config(CONFIGS / "three_arms_3seeds.yaml")) == {}
+def mix(**styles: int) -> dict[str, Any]:
+    return {"choice": {"share": 1, "styles": styles}}
+
+
+def phase(tokens: int, **changes: Any) -> dict[str, Any]:
+    return {"tokens": tokens, "mix": mix(delegate=1, solve=1), **changes}
+
+
+def with_phases(output: Path, first: list[dict[str, Any]], second: list[dict[str, Any]], **changes: Any) -> RunConfig:
+    """Two variants with these phases, `delegating` and `other`, which may never delegate in RL."""
+    limits = {"max_depth": 0, "max_clones": 0}
+    short = config(output, variants__delegating__rl__steps=0, variants__delegating__warmstart__phases=first, **changes)
+    other = config(output, variants__delegating__rl__steps=0, variants__delegating__warmstart__phases=second, **changes)
+    answering = dataclasses.replace(other.variants["delegating"], limits=limits)
+    return dataclasses.replace(short, variants={**short.variants, "other": answering})
+
+
+CLONES = {"max_depth": 1, "max_clones": 1}
+SHARED = [phase(4000, limits=CLONES), phase(2000, mix=mix(solve=1), limits=CLONES)]
+FIRST = [*SHARED, phase(3000)]
+ANSWERS = phase(3000, mix=mix(solve=1))
+SECOND = [*SHARED, ANSWERS]
+
+
+def assert_same_warm_start(folders: list[Path]) -> None:
+    models = [(folder / "model" / "model.safetensors").read_bytes() for folder in folders]
+    assert models[0] == models[1]
+    logs = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in folders]
+    for row in (*logs[0], *logs[1]):
+        del row["cpu_seconds"]
+    assert logs[0] == logs[1]
+
+
+def test_shared_first_phases_are_what_the_variant_would_have_trained(tmp_path: Path) -> None:
+    """The pools of 4000 tokens overlap the ends of phases, and there are fewer checkpoints than pools."""
+    alone = run(with_phases(tmp_path / "alone", FIRST, SECOND, checkpoint_every=3), "other")
+    spec = with_phases(tmp_path / "shared", FIRST, SECOND, checkpoint_every=3)
+    assert find_leader(spec, "other", 0) == "delegating"
+    leader = run(spec, "delegating")
+    (handed_over,) = list_checkpoints(spec.job_folder("other", 0) / "checkpoints")
+    assert 6000 <= read_state(handed_over).demonstration_tokens < leader.state.demonstration_tokens
+    assert find_leader(spec, "other", 0) is None
+    assert_same_warm_start([alone.folder, run(spec, "other").folder])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_starts_a_job_when_its_shared_phases_are_trained(tmp_path: Path, workers: int) -> None:
+    alone = run(with_phases(tmp_path / "alone", FIRST, SECOND), "other")
+    spec = with_phases(tmp_path / "shared", FIRST, SECOND, workers=workers)
+    experiment.run(spec, resume=False)
+    assert_same_warm_start([alone.folder, spec.job_folder("other", 0)])
+    # The follower has not trained the shared phases: the compute of its log includes that of the leader.
+    first_rows = []
+    for variant in ("delegating", "other"):
+        first_rows.append((spec.job_folder(variant, 0) / "metrics.jsonl").read_text().splitlines()[0])
+    assert first_rows[0] == first_rows[1]
+
+
+def test_phases_are_shared_up_to_the_first_difference() -> None:
+    probed = [{**SHARED[0], "min_accuracy": 0.0}, SHARED[1]]
+    turned = {"share": 1, "styles": {"solve": 1, "delegate": 1}}
+    decaying = {"variants__delegating__warmstart__optimizer": {"decay_share": 0.5}}
+    for first, second, changes, tokens in [
+        (FIRST, SECOND, {}, 6000),
+        (FIRST, [*SHARED, phase(9000, limits=CLONES)], {}, 6000),  # without decay the learning rate is that of the step
+        (FIRST, [*SHARED, phase(9000, limits=CLONES)], decaying, None),
+        (FIRST, SECOND, decaying, 6000),
+        ([ANSWERS, *FIRST], [ANSWERS, *SECOND], {}, None),  # under other limits
+        (FIRST, [{**SHARED[0], "mix": {"choice": turned}}, *SECOND[1:]], {}, None),  # another order of draws
+        ([*probed, FIRST[2]], [*probed, SECOND[2]], {}, None),  # a failed probe begins again
+        (probed, probed, {}, 6000),  # as both of them do
+        ([SHARED[0], probed[0], FIRST[2]], [SHARED[0], probed[0], SECOND[2]], {}, 4000),
+        (SHARED, SECOND, {}, 6000),
+    ]:
+        shared = find_shared_phases(with_phases(Path("runs"), first, second, **changes))
+        assert [pair.tokens for pair in shared] == ([] if tokens is None else [tokens])
+        assert all(pair.whole == (len(first) == len(second) == 2) for pair in shared)
+
+
+@pytest.mark.parametrize(
+    ("whole", "progress", "ahead"),
+    [
+        (False, {"demonstration_tokens": 5999}, True),
+        (False, {"demonstration_tokens": 6000}, False),
+        (False, {"demonstration_tokens": 0, "attempt": 1}, False),
+        (True, {"demonstration_tokens": 0, "attempt": 1}, True),
+        (True, {"demonstration_tokens": 0, "stage": "rl"}, False),
+    ],
+)
+def test_a_leader_is_ahead_of_phases_that_it_will_train(whole: bool, progress: dict[str, Any], ahead: bool) -> None:
+    assert SharedPhases("delegating", "other", 6000, whole).are_ahead_of(TrainState(**progress)) == ahead
+
+
+def test_shipped_configs_share_their_equal_phases() -> None:
+    quick = find_shared_phases(load_config(CONFIGS / "quick.yaml"))
+    assert quick == [SharedPhases("delegating", "reading", 1_250_000, False)]
+    assert find_shared_phases(load_config(CONFIGS / "three_arms_3seeds.yaml")) == []
 
 
 def test_the_credit_config_shares_one_warm_start_per_seed() -> None:
     spec = load_config(CONFIGS / "credit.yaml")
-    shared = {str(leader): [job.variant for job in jobs] for leader, jobs in find_shared_warm_starts(spec).items()}
-    assert shared == {f"grpo/seed{seed}": ["gated", "coma", "difference"] for seed in (0, 1, 2)}
+    followers = ["gated", "coma", "difference"]
+    assert find_shared_phases(spec) == [SharedPhases("grpo", name, 1_200_000, True) for name in followers]
     first, *others = spec.variants.values()
     plain = dataclasses.replace(first.rl, credit=others[0].rl.credit)
     assert all(dataclasses.replace(variant.rl, credit=others[0].rl.credit) == plain for variant in others), (

@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
@@ -42,7 +43,7 @@ from selfcest_training.run.display import UPDATE_SECONDS, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 from selfcest_training.run.job import FINAL_MODEL, LOGS, Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
-from selfcest_training.run.shared_warmstart import copy_warm_start, find_shared_warm_starts
+from selfcest_training.run.shared_warmstart import find_leader, has_begun
 from selfcest_training.session import SESSIONS, record_session
 
 # Largest number of differing keys that an error names.
@@ -114,11 +115,6 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
             (config.job_folder(job.variant, job.seed) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_signal() as stop:
             with record_session(config.folder, config.cluster), Display(config, console) as display:
-                shared = find_shared_warm_starts(config)
-                _run_jobs(config, list(shared), True, display, stop, evaluator)
-                for leader, followers in shared.items():
-                    for follower in followers:
-                        copy_warm_start(config, leader, follower)
                 _run_jobs(config, jobs, only_warm_start, display, stop, evaluator)
             # All episodes are played, so a signal to stop does not interrupt the report.
             print_report(config, console, evaluator)
@@ -319,20 +315,39 @@ def _run_jobs(
     stop: _StopFlag,
     evaluator: Evaluator,
 ) -> None:
-    """Run jobs in worker processes until all have ended, or one has failed."""
-    if not jobs:
-        return
+    """Run jobs in worker processes until all have ended, or one has failed.
+
+    A job that shares the first phases of its warm start begins when they are trained.
+    """
+    leaders: dict[JobId, JobId] = {}
+    for job in jobs:
+        leader = find_leader(config, job.variant, job.seed)
+        if leader is not None:
+            leaders[job] = JobId(leader, job.seed)
     context = multiprocessing.get_context("spawn")
     # One thread per job by default: on two cores a second thread gains less than a second job.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     # Threads that spin while they wait would slow down other processes on the same cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with ProcessPoolExecutor(config.workers, context, _start_worker, (stop, config.threads)) as pool:
-        futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start, evaluator) for job in jobs]
-        processes = list(pool._processes.values())
+        futures: dict[JobId, Future[None]] = {}
+        processes: dict[int, BaseProcess] = {}
+
+        def is_ready(job: JobId) -> bool:
+            if job not in leaders or has_begun(config, job.variant, job.seed):
+                return True
+            # A leader that has ended without a checkpoint for this job has failed or was stopped.
+            return leaders[job] in futures and futures[leaders[job]].done()
+
         try:
-            while not all(future.done() for future in futures):
-                wait([future for future in futures if not future.done()], UPDATE_SECONDS, FIRST_COMPLETED)
+            while len(futures) < len(jobs) or not all(future.done() for future in futures.values()):
+                for job in jobs:
+                    if job not in futures and is_ready(job):
+                        futures[job] = pool.submit(_run_job, config, job, only_warm_start, evaluator)
+                # A process starts with the first job for it.
+                processes.update(pool._processes)
+                running = [future for future in futures.values() if not future.done()]
+                wait(running, UPDATE_SECONDS, FIRST_COMPLETED)
                 try:
                     display.update()
                 except OSError:
@@ -340,19 +355,19 @@ def _run_jobs(
                     if not stop.value:
                         raise
                 # A failed job ends the run at once. After a stopped one, the others still write their checkpoints.
-                for future in futures:
+                for future in futures.values():
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
         except BaseException as error:
-            exit_cause = describe_first_end(processes) if isinstance(error, BrokenProcessPool) else ""
+            exit_cause = describe_first_end(list(processes.values())) if isinstance(error, BrokenProcessPool) else ""
             # Checkpoints are written atomically, so a process may be killed at any time.
-            for process in processes:
+            for process in processes.values():
                 process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
             if exit_cause:
                 raise StoppedError(f"a worker process {exit_cause}") from error
             raise
-        for future in futures:
+        for future in futures.values():
             future.result()
 
 

@@ -64,6 +64,7 @@ from selfcest_training.run.metrics import (
     compute_rollout_metrics,
     format_episode_lines,
 )
+from selfcest_training.run.shared_warmstart import find_shared_phases, hand_over
 from selfcest_training.servers import store_counts
 from selfcest_training.stages.base import Stages
 from selfcest_training.stages.checks import check_menu, get_reward_weights
@@ -138,6 +139,7 @@ class Job:
         schedule = make_reward_schedule(self.variant.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(get_reward_weights(schedule, 0))
         self.loss_needs = make_loss_sum(self.variant.rl.loss, where=f"{place}.loss").needs
+        self._led_phases = [shared for shared in find_shared_phases(config) if shared.leader == job_id.variant]
         # Their CPU seconds count for this job.
         self._other_processes: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
         self.account = self._make_account(TrainState())
@@ -342,6 +344,7 @@ class Job:
         )
         self.on_progress("warm start", warm_start.progress, f"attempt {state.attempt + 1} of {config.max_attempts}")
         while not warm_start.done:
+            state_before = self.state
             pool = warm_start.step()
             self.account.spend(sampled=pool.sampled_tokens, trained=pool.trained_tokens)
             self.account.tick(learner.num_steps, pool.tokens)
@@ -349,10 +352,18 @@ class Job:
             self._log_pool(log, pool, warm_start.progress)
             if not pool.passed and state.attempt + 1 < config.max_attempts:
                 return False
+            self._hand_over(state_before, learner)
             self._after_step(learner)
         self._checkpoint(learner)
         learner.copy_weights_to(self.model)
         return True
+
+    def _hand_over(self, state_before: TrainState, learner: LearnerProtocol) -> None:
+        """Hand the weights over to the variants whose warm start begins with phases that end with the last pool."""
+        for shared in self._led_phases:
+            if shared.are_ahead_of(state_before) and not shared.are_ahead_of(self.state):
+                follower = self.config.job_folder(shared.follower, self.id.seed)
+                hand_over(self.folder, follower, learner.state(), self.state, self._manifest())
 
     def _log_pool(self, log: MetricsLog, pool: Pool, progress: float) -> None:
         step = self.state.step - 1
@@ -477,9 +488,11 @@ class Job:
 
     def _checkpoint(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         trainer_state = {} if trainer is None else trainer.state_dict()
+        save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, trainer_state, self._manifest())
+
+    def _manifest(self) -> CheckpointManifest:
         offsets = {**self._evaluation_offsets, **{name: log.offset() for name, log in self._logs.items()}}
-        manifest = CheckpointManifest(self._config_digest, offsets, self._warm_start_digests)
-        save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, trainer_state, manifest)
+        return CheckpointManifest(self._config_digest, offsets, self._warm_start_digests)
 
 
 def check_contexts(config: RunConfig, variant: str, language: Language, sampler: SamplerSpec) -> None:
