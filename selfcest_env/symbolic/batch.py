@@ -20,7 +20,7 @@ from selfcest_env.symbolic.state import READY, UNBORN, Index, State, make_blank_
 from selfcest_env.symbolic.streams import Keys, make_keys
 from selfcest_env.symbolic.tasks import ProblemBatch
 from selfcest_env.symbolic.transition import Transition
-from selfcest_env.symbolic.vectors import build_observations, build_states, observation_size, write_observations
+from selfcest_env.symbolic.vectors import ObservationWriter, build_states
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -56,7 +56,7 @@ class BatchDelegation:
         self.max_cycles = max_cycles
         self.num_agents = rules.num_agents
         self.num_actions = rules.num_actions
-        self._transition = Transition(rules, make_blank_state(rules, num_envs))
+        self._load(make_blank_state(rules, num_envs))
         self._has_keys = False
 
     # State
@@ -74,7 +74,7 @@ class BatchDelegation:
     def can_act(self) -> NDArray[np.bool_]:
         """Whether each agent can act, shape (num_envs, num_agents)."""
         can_act = np.zeros(self.state.status.shape, bool)
-        can_act.reshape(-1)[self._transition.ready[0]] = True
+        can_act.reshape(-1)[self._transition.ready.agents] = True
         return can_act
 
     @property
@@ -112,19 +112,20 @@ class BatchDelegation:
             out: an array of that shape to write into; by default a new one.
         """
         # Learners bootstrap from the last observation of a truncated episode, so its agents are observed too.
-        flat = self._transition.flat
-        any_truncated = self.state.truncated.any()
-        agents = (flat.status == READY).nonzero()[0] if any_truncated else self._transition.ready[0]
-        return build_observations(flat, agents, self.rules, out)
+        transition = self._transition
+        if not np.count_nonzero(self.state.truncated):
+            return self._writer.build(transition.ready, out)
+        agents = (transition.flat.status == READY).nonzero()[0]
+        return self._writer.build(transition.open_turns(agents), out)
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Return the action masks, shape (num_envs, num_agents, num_actions).
 
         WAIT is the only legal action of agents that cannot act.
         """
-        agents, ready_codes = self._transition.ready
+        turns = self._transition.ready
         codes = np.zeros(self.state.status.shape, np.intp)
-        codes.reshape(-1)[agents] = ready_codes
+        codes.reshape(-1)[turns.agents] = turns.codes
         return self.rules.legal_table.take(codes, axis=0)
 
     def states(self) -> NDArray[np.float32]:
@@ -134,25 +135,23 @@ class BatchDelegation:
     def sample_actions(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw a uniform legal action for every agent, shape (num_envs, num_agents)."""
         actions: NDArray[np.int64] = np.zeros(self.state.status.shape, np.int64)
-        actions.reshape(-1)[self._transition.ready[0]] = self.sample_ready(rng)
+        actions.reshape(-1)[self._transition.ready.agents] = self.sample_ready(rng)
         return actions
 
     # Observations and actions of the agents that can act: most agents cannot act most of the time
 
     def ready_agents(self) -> ReadyAgents:
         """Return observations and action masks of the agents that can act."""
-        agents, codes = self._transition.ready
-        flat = self._transition.flat
-        observations = np.empty((len(agents), observation_size(self.rules)), np.float32)
-        write_observations(flat, agents, self.rules, observations)
-        envs, seats = self._transition.locate(agents)
-        return ReadyAgents(envs, seats, observations, self.rules.legal_table.take(codes, axis=0))
+        turns = self._transition.ready
+        envs, seats = self._transition.locate(turns.agents)
+        masks = self.rules.legal_table.take(turns.codes, axis=0)
+        return ReadyAgents(envs, seats, self._writer.build_rows(turns), masks)
 
     def sample_ready(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw a uniform legal action for each agent that can act, in the order of `ready_agents`."""
         counts, choices = self._choices
-        agents, codes = self._transition.ready
-        index = (rng.random(len(agents), np.float32) * counts[codes]).astype(np.intp)
+        codes = self._transition.ready.codes
+        index = (rng.random(len(codes), np.float32) * counts[codes]).astype(np.intp)
         index *= len(counts)
         index += codes
         return choices.take(index)
@@ -165,7 +164,7 @@ class BatchDelegation:
 
         In a truncated episode it is the agent that would have been next; in a terminated one it is the root.
         """
-        return self._transition.locate(self._transition.next[0])[1]
+        return self._transition.locate(self._transition.next.agents)[1]
 
     def select_next(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """Return the entries of `next_agents` from values of all agents; shape (num_envs, ...)."""
@@ -174,16 +173,14 @@ class BatchDelegation:
 
     def next_observations(self) -> NDArray[np.float32]:
         """Return the observations of `next_agents`, shape (num_envs, features); zeros in a terminated episode."""
-        agents = self._transition.next[0]
-        flat = self._transition.flat
-        observations = np.empty((len(agents), observation_size(self.rules)), np.float32)
-        write_observations(flat, agents, self.rules, observations)
-        observations[flat.status[agents] != READY] = 0
+        turns = self._transition.next
+        observations = self._writer.build_rows(turns)
+        observations[self._transition.flat.status[turns.agents] != READY] = 0
         return observations
 
     def next_action_masks(self) -> NDArray[np.bool_]:
         """Return the action masks of `next_agents`, shape (num_envs, num_actions)."""
-        return self.rules.legal_table.take(self._transition.next[1], axis=0)
+        return self.rules.legal_table.take(self._transition.next.codes, axis=0)
 
     # Episodes
 
@@ -235,7 +232,7 @@ class BatchDelegation:
         actions = whole_numbers(actions, self.state.status.shape, "environment and agent")
         if acting is not None:
             acting = _check_mask("acting", acting, actions.shape)
-        agents, codes = self._transition.ready
+        agents, codes = self._transition.ready[:2]
         if acting is not None:
             is_acting = acting.reshape(-1)[agents]
             agents = agents[is_acting]
@@ -248,7 +245,7 @@ class BatchDelegation:
         Args:
             actions: one per agent that can act, in the order of `ready_agents`; see `step`.
         """
-        agents, codes = self._transition.ready
+        agents, codes = self._transition.ready[:2]
         self._play(agents, codes, whole_numbers(actions, (len(agents),), "agent that can act"))
 
     def step_next(self, actions: NDArray[np.integer[Any]]) -> None:
@@ -258,7 +255,7 @@ class BatchDelegation:
             actions: shape (num_envs,); see `step`.
         """
         actions = whole_numbers(actions, (self.num_envs,), "environment")
-        agents, codes = self._transition.next
+        agents, codes = self._transition.next[:2]
         playing = ~self.done
         self._play(agents[playing], codes[playing], actions[playing])
 
@@ -301,7 +298,12 @@ class BatchDelegation:
         self.rules, self.max_cycles, state, self._has_keys = saved
         self.num_agents = self.rules.num_agents
         self.num_actions = self.rules.num_actions
+        self._load(state)
+
+    def _load(self, state: State) -> None:
+        """Continue from a state; its arrays become those of this batch."""
         self._transition = Transition(self.rules, state)
+        self._writer = ObservationWriter(self._transition.flat, self.rules)
 
     def _play(self, agents: Index, codes: Index, actions: NDArray[np.integer[Any]]) -> None:
         if not self._has_keys:
@@ -312,7 +314,7 @@ class BatchDelegation:
         return _check_mask("envs", envs, (self.num_envs,))
 
     def _bind(self, state: State) -> None:
-        self._transition = Transition(self.rules, state)
+        self._load(state)
         self._has_keys = True
 
     @cached_property

@@ -215,6 +215,22 @@ class SymbolicRules:
         return prices
 
     @cached_property
+    def is_call(self) -> NDArray[np.bool_]:
+        """Whether each action is a call; shape (num_actions,)."""
+        return np.arange(self.num_actions) >= self.first_call
+
+    @cached_property
+    def is_answer(self) -> NDArray[np.bool_]:
+        """Whether each action is an answer; shape (num_actions,)."""
+        actions = np.arange(self.num_actions)
+        return (actions != WAIT) & (actions < self.first_call)
+
+    @cached_property
+    def answer_symbols(self) -> NDArray[np.int8]:
+        """The symbol that each answer writes, without meaning for other actions; shape (num_actions,)."""
+        return (np.arange(self.num_actions) - FIRST_ANSWER).astype(np.int8)
+
+    @cached_property
     def action_parts(self) -> NDArray[np.int32]:
         """Clones of each action that is a call, without meaning for other actions; shape (num_actions,)."""
         return self.kind_parts[self.action_kinds]
@@ -257,14 +273,14 @@ class SymbolicRules:
     # conjunction. -1 has all bits set, and 1 only the bit of answers.
 
     @cached_property
-    def codes_by_turns(self) -> NDArray[np.intp]:
-        """Legality mask by turns played: no call is legal on the last turn; shape (max_turns + 1,)."""
-        return np.where(np.arange(self.max_turns + 1) < self.max_turns - 1, -1, 1).astype(np.intp)
+    def codes_by_place(self) -> NDArray[np.intp]:
+        """Legality mask by turns played and depth: no call is legal on the last turn, or at the largest depth.
 
-    @cached_property
-    def codes_by_depth(self) -> NDArray[np.intp]:
-        """Legality mask by depth; shape (max_depth + 1,)."""
-        return np.where(np.arange(self.max_depth + 1) < self.max_depth, -1, 1).astype(np.intp)
+        The entry of t turns and depth d is at t * (max_depth + 1) + d.
+        """
+        has_turns = np.arange(self.max_turns + 1) < self.max_turns - 1
+        has_depth = np.arange(self.max_depth + 1) < self.max_depth
+        return np.where(has_turns[:, None] & has_depth, -1, 1).astype(np.intp).reshape(-1)
 
     @cached_property
     def codes_by_clones(self) -> NDArray[np.intp]:
@@ -333,6 +349,23 @@ class SymbolicRules:
         tokens = parts + REPLIES + parts + RESERVE + parts * np.where(is_possible, share, 0)
         return np.where(is_possible, tokens, NEVER).astype(np.int32)
 
+    @cached_property
+    def ample_tokens(self) -> int:
+        """The balance from which no call that the length of the segment allows lacks tokens."""
+        return int(self.least_tokens[self.least_tokens != NEVER].max(initial=0))
+
+    @cached_property
+    def codes_by_segment(self) -> NDArray[np.intp]:
+        """Legality code by length of the segment and balance in tokens, before the other masks.
+
+        The entry of length l and balance b is at l * (ample_tokens + 1) + min(b, ample_tokens).
+        """
+        codes = np.tile(self.answerable[:, None], self.ample_tokens + 1)
+        least = self.least_tokens.reshape(-1, self.width + 1, 1)
+        for kind in range(len(self.task.calls)):
+            codes += (np.arange(self.ample_tokens + 1) >= least[kind]) * (2 << kind)
+        return codes.reshape(-1)
+
     def column(self, kind: Any, length: Any) -> Any:
         """Return the column of the tables above for a kind of call and a length of the segment; arrays broadcast."""
         return kind * (self.width + 1) + length
@@ -350,6 +383,11 @@ class SymbolicRules:
             table[code, self.first_call :] = code >> (1 + self.action_kinds[self.first_call :]) & 1
         table[0, WAIT] = True
         return table
+
+    @cached_property
+    def is_legal(self) -> NDArray[np.bool_]:
+        """`legal_table` with a last column for all numbers that are no action; shape (codes * (num_actions + 1),)."""
+        return np.pad(self.legal_table, ((0, 0), (0, 1))).reshape(-1)
 
     @cached_property
     def answerable(self) -> NDArray[np.intp]:

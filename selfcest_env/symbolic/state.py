@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,17 @@ class State:
         return State(**columns)
 
 
+class OpenTurns(NamedTuple):
+    """What the turns of R agents depend on; legality codes and observations are functions of it and of the tapes."""
+
+    agents: Index  # [R], flat
+    codes: Index  # [R], legality codes (`SymbolicRules.legal_table`)
+    depth: NDArray[np.int16]  # [R]
+    turns: NDArray[np.int16]  # [R]
+    length: Index  # [R], symbols of the segment
+    balances: NDArray[np.int32]  # [3, R] tokens, generated tokens and clones that are left
+
+
 _FIELD_NAMES = [item.name for item in fields(State)]
 _AGENT_FIELDS = _FIELD_NAMES[_FIELD_NAMES.index("status") :]
 
@@ -83,6 +95,13 @@ def flatten_agents(state: State) -> State:
     The transition function then needs one index per agent instead of two.
     """
     return replace(state, **{name: getattr(state, name).reshape(-1) for name in ("tape", *_AGENT_FIELDS)})
+
+
+def pack_balances(state: State) -> tuple[State, NDArray[np.int32]]:
+    """Return a state with its three balances in one array, which can be indexed at once, and this array."""
+    balances = np.stack([state.tokens_left, state.generated_left, state.clones_left])
+    tokens, generated, clones = balances
+    return replace(state, tokens_left=tokens, generated_left=generated, clones_left=clones), balances
 
 
 def get_agent_ids(state: State) -> dict[int, AgentId]:
@@ -97,6 +116,9 @@ def make_blank_state(rules: SymbolicRules, envs: int) -> State:
     """Make the state of environments in which no episode has started."""
     agents = (envs, rules.num_agents)
     target = (envs,) if rules.forced_join_task is None else (envs, rules.num_targets)
+    # The other values that a root keeps in all episodes are 0.
+    parent = np.zeros(agents, np.int16)
+    parent[:, 0] = ROOT_PARENT
     # Written out, so that mypy compares every dtype with its annotation. A loop over the annotations would depend on
     # NumPy's version: the run-time value of its type aliases changes.
     return State(
@@ -111,7 +133,7 @@ def make_blank_state(rules: SymbolicRules, envs: int) -> State:
         truncated=np.zeros(envs, np.bool_),
         team_return=np.zeros(envs, np.float64),
         status=np.zeros(agents, np.int8),
-        parent=np.zeros(agents, np.int16),
+        parent=parent,
         birth_index=np.zeros(agents, np.int16),
         depth=np.zeros(agents, np.int16),
         turns=np.zeros(agents, np.int16),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.symbolic.rules import FIRST_ANSWER, NOTICE, OPENING, REPLIES, RESERVE, UNLIMITED, WAIT, SymbolicRules
+from selfcest_env.symbolic.rules import NOTICE, OPENING, REPLIES, RESERVE, UNLIMITED, WAIT, SymbolicRules
 from selfcest_env.symbolic.state import (
     ABSENT,
     ANSWERED,
@@ -23,13 +23,24 @@ from selfcest_env.symbolic.state import (
     UNBORN,
     WAITING,
     Index,
+    OpenTurns,
     State,
     flatten_agents,
+    pack_balances,
 )
 from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
 from selfcest_env.symbolic.tasks import ProblemBatch
 
 MAX_STOCK = 1024  # maximum number of problems drawn at once
+
+# NumPy converts a Python number at every operation, which takes as long as the operation on a small array. An array
+# without axes is used as it is.
+_READY = np.array(READY, np.int8)
+_ANSWERED = np.array(ANSWERED, np.int8)
+_ONE = np.array(1, np.int16)
+_ZERO = np.array(0, np.int16)
+_OPENING = np.array(OPENING, np.int32)
+_REPLIES = np.array(REPLIES, np.int32)
 
 # Purposes of a key, for `fold_in`.
 _PROBLEM_STREAM, _ERROR_STREAM = range(2)
@@ -50,40 +61,73 @@ class Transition:
 
     def __init__(self, rules: SymbolicRules, state: State) -> None:
         self.rules = rules
-        self.state = state
-        self.flat = flatten_agents(state)
+        self.state, balances = pack_balances(state)
+        self.flat = flatten_agents(self.state)
+        self.balances = balances.reshape(len(balances), -1)  # tokens, generated tokens and clones, (3, agents)
         all_agents = np.arange(len(state.keys) * rules.num_agents)
         self._env_of = all_agents // rules.num_agents
         self._seat_of = (all_agents % rules.num_agents).astype(np.int16)
         self._root_of = self._env_of * rules.num_agents
         self._tape_of = self._env_of * rules.tape_length  # first cell of the agent's tape
         self._roots = self._root_of[:: rules.num_agents]
+        self._first_statuses = _as_items(np.full((1, rules.num_agents), UNBORN, np.int8))
+        # Part numbers of a call as a column.
+        self._parts = np.arange(rules.max_parts)[:, None]
+        self._parts_of_count = self._parts.astype(np.int16)
+        self._row_of_turns = np.array(rules.max_depth + 1)
+        self._row_of_length = np.array(rules.ample_tokens + 1)
+        self._ample_tokens = np.array(rules.ample_tokens, np.int32)
+        self._row_of_code = np.array(rules.num_actions + 1)
+        self._num_actions = np.array(rules.num_actions, np.uintp)
         self._stock: ProblemStock | None = None
-        self._ready: tuple[Index, Index] | None = None
-        self._next: tuple[Index, Index] | None = None
+        self._ready: OpenTurns | None = None
+        self._next: OpenTurns | None = None
 
     @property
-    def ready(self) -> tuple[Index, Index]:
-        """The agents that can act, in order, and the legality code of each (`SymbolicRules.legal_table`)."""
+    def ready(self) -> OpenTurns:
+        """The turns of the agents that can act, in order."""
         if self._ready is None:
-            agents = (self.flat.status == READY).nonzero()[0]
+            agents = (self.flat.status == _READY).nonzero()[0]
             truncated = self.state.truncated
             if np.count_nonzero(truncated):
                 agents = agents[~truncated[self._env_of[agents]]]
-            self._ready = agents, self._legality_codes(agents)
+            self._ready = self.open_turns(agents)
         return self._ready
 
     @property
-    def next(self) -> tuple[Index, Index]:
-        """The next agent of each environment (`BatchDelegation.next_agents`), and its legality code.
+    def next(self) -> OpenTurns:
+        """The turn of the next agent of each environment (`BatchDelegation.next_agents`).
 
-        The code is that of WAIT where an episode is over.
+        Its legality code is that of WAIT where an episode is over.
         """
         if self._next is None:
-            agents: Index = (self.state.status == READY).argmax(axis=1) + self._roots
-            codes = self._legality_codes(agents) * (self.flat.status[agents] == READY) * ~self.state.truncated
-            self._next = agents, codes
+            agents: Index = (self.state.status == _READY).argmax(axis=1) + self._roots
+            turns = self.open_turns(agents)
+            can_act = self.flat.status[agents] == _READY
+            can_act &= ~self.state.truncated
+            np.multiply(turns.codes, can_act, out=turns.codes)
+            self._next = turns
         return self._next
+
+    def open_turns(self, agents: Index) -> OpenTurns:
+        """Return the turns of some agents, with the legality codes that they have if they can act."""
+        flat = self.flat
+        rules = self.rules
+        depth = flat.depth[agents]
+        turns = flat.turns[agents]
+        length = flat.segment_length[agents].astype(np.intp)
+        balances = self.balances.take(agents, axis=1)
+        row = length * self._row_of_length
+        row += np.minimum(balances[0], self._ample_tokens)
+        codes = rules.codes_by_segment[row]
+        place = turns.astype(np.intp)
+        place *= self._row_of_turns
+        place += depth
+        codes &= rules.codes_by_place[place]
+        codes &= rules.codes_by_clones[balances[2].astype(np.intp)]
+        if rules.generated_tokens is not None:
+            codes &= rules.codes_by_generated.take(balances[1], mode="clip")
+        return OpenTurns(agents, codes, depth, turns, length, balances)
 
     def locate(self, agents: Index) -> tuple[Index, Index]:
         """Return the environments and the seats of some agents."""
@@ -100,21 +144,20 @@ class Transition:
         """
         played = self._replace_illegal(actions, codes, agents)
         self._forget_ready()
-        self._charge_turn(agents, self.rules.action_prices[played])
-        is_call = played >= self.rules.first_call
-        calling = is_call.nonzero()[0]
-        answering = (~is_call).nonzero()[0]
-        if np.count_nonzero(played) < len(played):  # WAIT is 0
-            self._wait(agents[played == WAIT])
-            answering = answering[played[answering] != WAIT]
-        self._answer(agents[answering], played[answering] - FIRST_ANSWER)
+        rules = self.rules
+        self._charge_turn(agents, rules.action_prices[played])
+        answering = rules.is_answer[played].nonzero()[0]
+        calling = rules.is_call[played].nonzero()[0]
+        ended = agents[answering]
+        self._answer(ended, played[answering])
         if calling.size:
             self._call(agents[calling], played[calling])
-        self._join()
+        if len(answering) + len(calling) < len(agents):
+            self._wait(agents[played == WAIT])
+            ended = agents[self.flat.status[agents] >= _ANSWERED]
         state = self.state
-        playing = ~(state.terminated | state.truncated)
-        state.cycle += playing
-        self._terminate(playing)
+        state.cycle += ~(state.terminated | state.truncated)
+        self._terminate(self._join(ended))
         if max_cycles is not None:
             state.truncated |= ~state.terminated & (state.cycle >= max_cycles)
 
@@ -142,8 +185,8 @@ class Transition:
         flat.tokens_left[agents] += flat.prompt_tokens[agents]
         flat.prompt_tokens[agents] = 0
         self._forget_ready()
-        self._join()
-        self._terminate(~(self.state.terminated | self.state.truncated))
+        ended_roots = self._join(np.sort(agents))
+        self._terminate(ended_roots[~(self.state.terminated | self.state.truncated)[self._env_of[ended_roots]]])
 
     def set_keys(self, envs: NDArray[np.bool_], keys: Keys) -> None:
         """Let some environments play the problems of new keys, from their next episode on."""
@@ -164,12 +207,9 @@ class Transition:
         state.num_born[envs] = 1
         state.tape_end[envs] = rules.first_reply_cell
         state.target[envs] = targets
-        state.tape[envs] = tapes
-        state.status[envs] = UNBORN
+        _as_items(state.tape)[envs] = _as_items(tapes)
+        _as_items(state.status)[envs] = self._first_statuses
         roots = self._roots[envs]
-        flat.parent[roots] = ROOT_PARENT
-        for agent_values in (flat.depth, flat.birth_index, flat.reply_cell):
-            agent_values[roots] = 0
         flat.segment_start[roots] = 1
         self._bear(roots, lengths, rules.root_balance)
 
@@ -222,9 +262,9 @@ class Transition:
         rules = self.rules
         actions = actions.astype(np.intp, copy=False)
         # Read as unsigned, a negative action is too large as well.
-        in_range = actions.view(np.uintp) < rules.num_actions
-        legal = rules.legal_table.take(codes * rules.num_actions + actions, mode="clip")
-        legal &= in_range
+        column = np.minimum(actions.view(np.uintp), self._num_actions).view(np.intp)
+        column += codes * self._row_of_code
+        legal = rules.is_legal[column]
         if np.count_nonzero(legal) == len(legal):
             return actions
         self.flat.illegal[agents] += ~legal
@@ -233,7 +273,7 @@ class Transition:
     def _charge_turn(self, agents: Index, tokens: NDArray[np.int32]) -> None:
         """Count a turn of each agent and charge the tokens that it generated."""
         flat = self.flat
-        flat.turns[agents] += np.int16(1)
+        flat.turns[agents] += _ONE
         # Three additions over all agents are faster than three times indexing some of them.
         cost = np.zeros(len(flat.status), np.int32)
         cost[agents] = tokens
@@ -241,14 +281,16 @@ class Transition:
         flat.tokens_left -= cost
         flat.generated_left -= cost
 
-    def _answer(self, agents: Index, values: Index) -> None:
+    def _answer(self, agents: Index, actions: Index) -> None:
         flat = self.flat
-        if self.rules.reliability is not None:
-            values = self._add_errors(agents, values)
+        rules = self.rules
+        symbols = rules.answer_symbols[actions]
+        if rules.reliability is not None:
+            symbols = self._add_errors(agents, symbols)
         flat.status[agents] = ANSWERED
-        flat.tape[self._tape_of[agents] + flat.reply_cell[agents].astype(np.intp)] = values.astype(np.int8)
+        flat.tape[self._tape_of[agents] + flat.reply_cell[agents]] = symbols
 
-    def _add_errors(self, agents: Index, values: Index) -> Index:
+    def _add_errors(self, agents: Index, symbols: NDArray[np.int8]) -> NDArray[np.int8]:
         """Return the answers with some of them replaced by uniform ones, as the task's reliability says."""
         state = self.state
         flat = self.flat
@@ -259,7 +301,8 @@ class Transition:
         keys = self._fold_in_paths(turn_keys, agents)
         is_kept = draw_uniforms(keys) < rules.reliability[flat.segment_length[agents].astype(np.intp)]
         # Both numbers come from the same word: its high half has just decided, and its low half is independent of it.
-        return np.where(is_kept, values, draw_integers(keys, 2, rules.task.num_answers)[1])
+        errors = draw_integers(keys, 2, rules.task.num_answers)[1].astype(np.int8)
+        return np.where(is_kept, symbols, errors)
 
     def _fold_in_paths(self, keys: Keys, agents: Index) -> Keys:
         """Fold the path from each agent to the root into its key.
@@ -292,51 +335,67 @@ class Transition:
         rules = self.rules
         # One entry per caller; parts are the first axis.
         parts = rules.action_parts[actions]
-        column = rules.action_columns[actions] + flat.segment_length[agents].astype(np.intp)
-        balance = np.array([flat.tokens_left[agents], flat.generated_left[agents], flat.clones_left[agents]])
-        grants = self._share_balance(balance, agents, actions)
+        column = rules.action_columns[actions]
+        column += flat.segment_length[agents]
+        depth = flat.depth[agents]
+        balance = self.balances.take(agents, axis=1)
+        grants = self._share_balance(balance, depth, actions)
         is_born = grants[0] >= rules.least_grants.take(column, axis=1)
         num_born = np.add.reduce(is_born, axis=0, dtype=np.int32)
-        first_clone, first_cell = self._allocate(self._env_of[agents], np.array([num_born, parts]))
         balance -= grants * num_born
         balance[2] -= num_born
-        flat.tokens_left[agents], flat.generated_left[agents], flat.clones_left[agents] = balance
+        for left, new_left in zip(self.balances, balance, strict=True):
+            left[agents] = new_left
+        counts = np.array([num_born, parts])
+        begin = self._allocate(self._env_of[agents], counts)
+        first_clone, first_cell, num_born, parts = np.concatenate([begin, counts]).astype(np.int16)
+
+        # What the clones of a call have in common, or from where they are counted by part. Parts come longest first,
+        # so the refused ones are the first ones.
+        num_refused = parts - num_born
+        common = np.empty((5, len(agents)), np.int16)
+        common[0] = self._seat_of[agents]
+        np.add(depth, _ONE, out=common[1])
+        common[2] = flat.segment_start[agents]
+        np.subtract(flat.num_clones[agents], num_refused, out=common[3])
+        common[4] = first_cell
+        part_zero = self._root_of[agents]
+        part_zero += first_clone - num_refused
 
         # From here on one entry per clone: its caller and its part.
-        place = is_born.reshape(-1).nonzero()[0]
-        part = place // len(agents)
-        caller = place - part * len(agents)
-        # Parts come longest first, so the refused ones are the first ones.
-        num_refused = (parts - num_born).astype(np.intp)
-        order = part - num_refused[caller]
-        parents = agents[caller]
-        clones = (self._root_of[agents] + first_clone)[caller] + order
+        part, caller = is_born.nonzero()
+        clones = part_zero[caller]
+        clones += part
         table_index = part * rules.part_starts.shape[1] + column[caller]
-        start = flat.segment_start[parents] + rules.part_starts.take(table_index)
+        parent, clone_depth, start, birth_index, reply_cell = common.take(caller, axis=1)
+        part_count = part.astype(np.int16)
+        birth_index += part_count
+        reply_cell += part_count
+        start += rules.part_starts.take(table_index)
         if rules.task.num_facts:
             fact_cell = rules.action_fact_cells[actions][caller]
             start = np.where(fact_cell, fact_cell, start)
-        flat.parent[clones] = self._seat_of[parents]
-        flat.birth_index[clones] = flat.num_clones[parents] + order.astype(np.int16)
-        flat.depth[clones] = flat.depth[parents] + np.int16(1)
+        flat.parent[clones] = parent
+        flat.depth[clones] = clone_depth
         flat.segment_start[clones] = start
-        flat.reply_cell[clones] = (first_cell[caller] + part).astype(np.int16)
+        flat.birth_index[clones] = birth_index
+        flat.reply_cell[clones] = reply_cell
         self._bear(clones, rules.part_lengths.take(table_index), grants.take(caller, axis=1))
 
         # The replies will be the caller's next segment.
         flat.status[agents] = WAITING
-        flat.segment_start[agents] = first_cell.astype(np.int16)
-        flat.segment_length[agents] = parts.astype(np.int16)
-        flat.first_clone[agents] = first_clone.astype(np.int16)
-        flat.call_clones[agents] = num_born.astype(np.int16)
-        flat.num_clones[agents] += num_born.astype(np.int16)
+        flat.segment_start[agents] = first_cell
+        flat.segment_length[agents] = parts
+        flat.first_clone[agents] = first_clone
+        flat.call_clones[agents] = num_born
+        flat.num_clones[agents] += num_born
 
-    def _share_balance(self, balance: NDArray[np.int32], agents: Index, actions: Index) -> NDArray[np.int32]:
+    def _share_balance(self, balance: NDArray[np.int32], depth: NDArray[np.int16], actions: Index) -> NDArray[np.int32]:
         """Return the grant of each clone of a call.
 
         Args:
             balance: tokens, generated tokens and clones that each caller has left, (3, callers).
-            agents: the callers.
+            depth: depths of the callers.
             actions: their calls.
 
         Returns:
@@ -344,7 +403,7 @@ class Transition:
         """
         rules = self.rules
         shared = balance + rules.negative_reserves.take(actions, axis=1)
-        shared[2] *= rules.clones_may_call[self.flat.depth[agents].astype(np.intp)]
+        shared[2] *= rules.clones_may_call.take(depth)
         # Multiplication is six times as fast as floor division. Adding a half keeps the product clear of rounding
         # errors, so the result is exact below 2**50.
         return ((shared + 0.5) * rules.part_share[actions]).astype(np.int32)
@@ -360,12 +419,14 @@ class Transition:
             The first seat and the first cell of each caller, (2, callers).
         """
         state = self.state
-        first_caller = np.arange(len(envs))  # the first caller of the same environment
-        first_caller[1:][envs[1:] == envs[:-1]] = 0
-        np.maximum.accumulate(first_caller, out=first_caller)
-        before = np.add.accumulate(counts, axis=1, dtype=np.int32) - counts
         begin = np.array([state.num_born[envs], state.tape_end[envs]])
-        begin += before - before.take(first_caller, axis=1)
+        is_same = envs[1:] == envs[:-1]
+        if np.count_nonzero(is_same):
+            first_caller = np.arange(len(envs))  # the first caller of the same environment
+            first_caller[1:][is_same] = 0
+            np.maximum.accumulate(first_caller, out=first_caller)
+            before = np.add.accumulate(counts, axis=1, dtype=np.int32) - counts
+            begin += before - before.take(first_caller, axis=1)
         # An environment may occur several times; NumPy keeps the last assignment, that of its last caller.
         state.num_born[envs], state.tape_end[envs] = begin + counts
         return begin
@@ -373,7 +434,7 @@ class Transition:
     def _bear(self, agents: Index, lengths: NDArray[np.int16], grants: NDArray[np.int32]) -> None:
         """Set the fields that all newborn agents share; `grants` has shape (3, agents) or (3,)."""
         flat = self.flat
-        prompt = lengths.astype(np.int32) + np.int32(OPENING)
+        prompt = np.add(lengths, _OPENING)
         flat.status[agents] = READY
         flat.segment_length[agents] = lengths
         flat.granted[agents], flat.generated_left[agents], flat.clones_left[agents] = grants
@@ -382,75 +443,72 @@ class Transition:
         for values in (flat.generated_tokens, flat.turns, flat.num_clones, flat.illegal):
             values[agents] = 0
 
-    def _join(self) -> None:
-        """Where all clones of a call have ended, return their balances and deliver the replies as one message."""
+    def _join(self, ended: Index) -> Index:
+        """Where the last clone of a call has ended, return the balances and deliver the replies as one message.
+
+        Args:
+            ended: the agents that have just ended, ascending.
+
+        Returns:
+            The roots that have ended, those whose join is forced included.
+        """
         flat = self.flat
         rules = self.rules
-        parents = (flat.status == WAITING).nonzero()[0]
+        parent = flat.parent[ended]
+        is_clone = parent >= _ZERO
+        ended_roots = ended[~is_clone]
+        parents = (self._root_of[ended] + parent)[is_clone]
         if not parents.size:
-            return
-        # All clones of all calls in flight; the clones of one call have neighbouring seats.
-        count = flat.call_clones[parents].astype(np.intp)
-        end = np.add.accumulate(count)
-        first = self._root_of[parents] + flat.first_clone[parents].astype(np.intp)
-        clones = (first - end + count).repeat(count) + np.arange(end[-1])
-        num_running = _sum_stretches((flat.status[clones] < ANSWERED).astype(np.int32), end)
-        has_ended = num_running == 0
-        if not np.count_nonzero(has_ended):
-            return
-        clones = clones[has_ended.repeat(count)]
-        parents = parents[has_ended]
-        end = np.add.accumulate(count[has_ended])
-        balances = (flat.tokens_left, flat.generated_left, flat.clones_left)
-        returned = _sum_stretches(np.array([balance[clones] for balance in balances]), end)
-        for balance, amount in zip(balances, returned, strict=True):
+            return ended_roots
+        # Clones of one call are neighbours, so equal parents are neighbours too.
+        is_last = np.ones(len(parents), bool)
+        np.not_equal(parents[1:], parents[:-1], out=is_last[:-1])
+        parents = parents[is_last]
+        first = self._root_of[parents]
+        first += flat.first_clone[parents]
+        clones = first + self._parts  # [max_parts, parents]; places beyond the last clone are masked
+        is_born = flat.call_clones[parents] > self._parts_of_count
+        is_running = flat.status.take(clones, mode="clip") < _ANSWERED
+        is_running &= is_born
+        has_joined = ~np.logical_or.reduce(is_running, axis=0)
+        if np.count_nonzero(has_joined) < len(parents):
+            parents = parents[has_joined]
+            clones = clones.compress(has_joined, axis=1)
+            is_born = is_born.compress(has_joined, axis=1)
+        amounts = self.balances.take(clones, axis=1, mode="clip")
+        amounts *= is_born
+        returned = np.add.reduce(amounts, axis=1, dtype=np.int32)
+        message = np.add(flat.segment_length[parents], _REPLIES)
+        returned[0] -= message
+        clones = clones[is_born]
+        for balance, amount in zip(self.balances, returned, strict=True):
             balance[parents] += amount
             balance[clones] = 0
-        message = flat.segment_length[parents] + np.int32(REPLIES)
-        flat.tokens_left[parents] -= message
         flat.prompt_tokens[parents] += message
         flat.status[parents] = READY
-        if rules.forced_join_task is not None:
-            # The rules play the root's last turn: its answer is the replies as they stand.
-            self._charge_turn(parents, np.full(len(parents), RESERVE, np.int32))
-            flat.status[parents] = ANSWERED
+        if rules.forced_join_task is None:
+            return ended_roots
+        # The rules play the root's last turn: its answer is the replies as they stand.
+        self._charge_turn(parents, np.full(len(parents), RESERVE, np.int32))
+        flat.status[parents] = ANSWERED
+        return np.concatenate([ended_roots, parents])
 
-    def _terminate(self, playing: NDArray[np.bool_]) -> None:
-        """Terminate the episodes whose root has ended, among those that are still being played."""
+    def _terminate(self, roots: Index) -> None:
+        """Terminate the episodes of roots that have ended."""
         state = self.state
         rules = self.rules
-        envs = (playing & (state.status[:, 0] >= ANSWERED)).nonzero()[0]
-        if envs.size:
+        if roots.size:
+            envs = self._env_of[roots]
             returns = self.scores(envs)
             if rules.token_cost:
                 # All clones have returned their balances, so the root's balance is that of the tree.
-                spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[self._roots[envs]]
+                spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[roots]
                 returns -= rules.token_cost * spent
             state.team_return[envs] = returns
             state.terminated[envs] = True
 
-    def _legality_codes(self, agents: Index) -> Index:
-        """Return the legality codes of agents that can act."""
-        flat = self.flat
-        rules = self.rules
-        length = flat.segment_length[agents].astype(np.intp)
-        tokens = flat.tokens_left[agents]
-        codes = rules.answerable[length]
-        for kind in range(len(rules.call_parts)):
-            can_pay = (tokens >= rules.least_tokens[rules.column(kind, length)]).astype(np.intp)
-            can_pay <<= 1 + kind
-            codes |= can_pay
-        codes &= rules.codes_by_turns[flat.turns[agents].astype(np.intp)]
-        codes &= rules.codes_by_depth[flat.depth[agents].astype(np.intp)]
-        codes &= rules.codes_by_clones[flat.clones_left[agents].astype(np.intp)]
-        codes &= rules.codes_by_generated.take(flat.generated_left[agents], mode="clip")
-        return codes
 
-
-def _sum_stretches(values: NDArray[np.int32], end: Index) -> NDArray[np.int32]:
-    """Sum neighbours along the last axis; stretch i reaches from `end[i - 1]` to `end[i]`."""
-    # Differences of cumulative sums, because `reduceat` is slow on short stretches. A cumulative sum may wrap around,
-    # and the difference wraps back.
-    sums: NDArray[np.int32] = np.add.accumulate(values, axis=-1, dtype=np.int32).take(end - 1, axis=-1)
-    sums[..., 1:] -= sums[..., :-1]
-    return sums
+def _as_items(rows: NDArray[Any]) -> NDArray[np.void]:
+    """Return a view of a matrix whose items are its rows: NumPy copies one item faster than a row."""
+    items: NDArray[np.void] = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
+    return items

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_env.symbolic.state import ANSWERED, READY, UNBORN, WAITING, Index, State, flatten_agents
+from selfcest_env.symbolic.state import ANSWERED, READY, UNBORN, WAITING, Index, OpenTurns, State, flatten_agents
 
 # The first entries of an observation, in order. After them come the visible places of the segment, one-hot.
 OBSERVATION_FEATURES = (
@@ -48,67 +46,105 @@ def observation_names(rules: SymbolicRules) -> tuple[str, ...]:
     return tuple(names)
 
 
-def build_observations(
-    flat: State, agents: Index, rules: SymbolicRules, out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
-    """Build the observations of all agents; they are all zeros for agents that cannot act.
+class ObservationWriter:
+    """Writes observations of the agents of one batch.
 
     Args:
-        flat: the state with one axis for all agents (`flatten_agents`).
-        agents: flat indices of the agents that can act.
+        flat: the live state with one axis for all agents (`flatten_agents`).
         rules: rules of the game.
-        out: an array to write into; by default a new one.
-
-    Returns:
-        Shape (num_envs, num_agents, observation_size).
     """
-    size = observation_size(rules)
-    shape = (len(flat.keys), rules.num_agents, size)
-    if out is not None and (out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous):
-        raise ConfigError(f"out is {out.dtype} {out.shape}; expected contiguous float32 {shape}")
-    # Row 0 is all zeros and stands for every agent that cannot act, so one `take` fills the whole array.
-    rows = np.empty((1 + len(agents), size), np.float32)
-    rows[0] = 0
-    write_observations(flat, agents, rules, rows[1:])
-    row_of_agent = np.zeros(len(flat.status), np.intp)
-    row_of_agent[agents] = np.arange(1, len(rows))
-    flat_out = None if out is None else out.reshape(-1, size)
-    return rows.take(row_of_agent, axis=0, out=flat_out, mode="clip").reshape(shape)
 
+    def __init__(self, flat: State, rules: SymbolicRules) -> None:
+        self._flat = flat
+        self._rules = rules
+        self._size = observation_size(rules)
+        self._tape_of = np.arange(len(flat.status)) // rules.num_agents * rules.tape_length
+        # Room for the words at every cell of every tape; chunks that begin at the last cells reach beyond them.
+        num_cells = len(flat.tape)
+        symbols = np.zeros(num_cells + rules.chunk - 1, np.int16)
+        self._symbols = symbols[:num_cells]
+        self._later_symbols = [symbols[digit : digit + num_cells] for digit in range(1, rules.chunk)]
+        self._words_at = np.empty(num_cells, np.int16)
+        self._base = np.array(rules.missing + 1, np.int16)
+        self._unlimited = [i for i, limit in enumerate(rules.observed_limits) if limit is None]
 
-def write_observations(flat: State, agents: Index, rules: SymbolicRules, rows: NDArray[np.float32]) -> None:
-    """Write the observations of agents that can act, one row each.
+    def build(self, turns: OpenTurns, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Build the observations of all agents; they are all zeros for agents that cannot act.
 
-    An observation concerns its own agent only. A balance without a limit reads 1. A missing reply is a place without
-    symbol.
+        Args:
+            turns: the turns of the agents that can act.
+            out: an array to write into; by default a new one.
 
-    Args:
-        flat: the state with one axis for all agents (`flatten_agents`).
-        agents: flat indices of the agents.
-        rules: rules of the game.
-        rows: an array to write into, shape (len(agents), observation_size).
-    """
-    amounts: tuple[NDArray[Any], ...] = (
-        flat.depth,
-        flat.turns,
-        flat.tokens_left,
-        flat.generated_left,
-        flat.clones_left,
-        flat.segment_length,
-    )
-    columns = np.ones((len(amounts), len(agents)), np.float32)
-    for column, amount, limit in zip(columns, amounts, rules.observed_limits, strict=True):
-        if limit is not None:
-            column[:] = amount.take(agents)
-    columns *= rules.amount_scales
-    rows[:, 0] = 1
-    rows[:, 1 : len(OBSERVATION_FEATURES)] = columns.T
-    words = _look_up_words(flat, agents, rules)
-    one_hot = rules.one_hot_words.take(words, axis=0).reshape(
-        len(agents), words.shape[1] * rules.one_hot_words.shape[1]
-    )
-    # The last chunk may reach beyond the visible places.
-    rows[:, len(OBSERVATION_FEATURES) :] = one_hot[:, : rows.shape[1] - len(OBSERVATION_FEATURES)]
+        Returns:
+            Shape (num_envs, num_agents, observation_size).
+        """
+        flat = self._flat
+        size = self._size
+        shape = (len(flat.keys), self._rules.num_agents, size)
+        if out is not None and (out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous):
+            raise ConfigError(f"out is {out.dtype} {out.shape}; expected contiguous float32 {shape}")
+        # Row 0 is all zeros and stands for every agent that cannot act, so one `take` fills the whole array.
+        rows = np.empty((1 + len(turns.agents), size), np.float32)
+        rows[0] = 0
+        self.write(turns, rows[1:])
+        row_of_agent = np.zeros(len(flat.status), np.intp)
+        row_of_agent[turns.agents] = np.arange(1, len(rows))
+        flat_out = None if out is None else out.reshape(-1, size)
+        return rows.take(row_of_agent, axis=0, out=flat_out, mode="clip").reshape(shape)
+
+    def build_rows(self, turns: OpenTurns) -> NDArray[np.float32]:
+        """Build the observations of agents that can act, one row each, shape (agents, observation_size)."""
+        rows = np.empty((len(turns.agents), self._size), np.float32)
+        self.write(turns, rows)
+        return rows
+
+    def write(self, turns: OpenTurns, rows: NDArray[np.float32]) -> None:
+        """Write the observations of agents that can act, one row each.
+
+        An observation concerns its own agent only. A balance without a limit reads 1. A missing reply is a place
+        without symbol.
+
+        Args:
+            turns: the turns of the agents.
+            rows: an array to write into, shape (agents, observation_size).
+        """
+        rules = self._rules
+        columns = np.empty((len(OBSERVATION_FEATURES), len(turns.agents)), np.float32)
+        columns[0] = 1
+        amounts = columns[1:]  # in the order of `SymbolicRules.observed_limits`
+        amounts[0] = turns.depth
+        amounts[1] = turns.turns
+        amounts[2:5] = turns.balances
+        amounts[5] = turns.length
+        amounts *= rules.amount_scales
+        for index in self._unlimited:
+            amounts[index] = 1
+        rows[:, : len(columns)] = columns.T
+        words = self._look_up_words(turns)
+        one_hot = rules.one_hot_words.take(words, axis=0)
+        one_hot = one_hot.reshape(len(words), words.shape[1] * one_hot.shape[2])
+        # The last chunk may reach beyond the visible places.
+        rows[:, len(columns) :] = one_hot[:, : self._size - len(columns)]
+
+    def _look_up_words(self, turns: OpenTurns) -> NDArray[np.intp]:
+        """Return the segments of agents as rows of `SymbolicRules.one_hot_words`, shape (agents, chunks)."""
+        rules = self._rules
+        flat = self._flat
+        # Computing the word at every cell of every tape is cheaper than collecting the symbols of every agent.
+        words_at = self._words_at
+        self._symbols[:] = flat.tape
+        words_at[:] = self._symbols
+        for symbols in self._later_symbols:
+            words_at *= self._base
+            words_at += symbols
+        starts = self._tape_of[turns.agents]
+        starts += flat.segment_start[turns.agents]
+        # A chunk may reach beyond the end of its tape. The symbols read there belong to no segment, and the row chosen
+        # below ignores places that are not held.
+        words = words_at.take(starts + rules.chunk_starts, mode="clip")
+        rows = np.empty((len(starts), len(words)), np.intp)
+        np.add(words, rules.chunk_first_rows.take(turns.length, axis=1), out=rows.T)
+        return rows
 
 
 def get_segments(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
@@ -176,22 +212,6 @@ def build_states(state: State, observations: NDArray[np.float32], rules: Symboli
         agent_blocks.reshape(envs, -1),
     ]
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
-
-
-def _look_up_words(flat: State, agents: Index, rules: SymbolicRules) -> NDArray[np.intp]:
-    """Return the segments of agents as rows of `SymbolicRules.one_hot_words`, shape (agents, chunks)."""
-    # Computing the word at every cell of every tape is cheaper than collecting the symbols of every agent.
-    tape = np.concatenate([flat.tape, flat.tape[: rules.chunk - 1]], dtype=np.int16)
-    base = np.int16(rules.missing + 1)
-    words_at = tape[: len(flat.tape)].copy()
-    for digit in range(1, rules.chunk):
-        words_at *= base
-        words_at += tape[digit : digit + len(words_at)]
-    # A chunk may reach beyond the end of its tape. The symbols read there belong to no segment, and the row chosen
-    # below ignores places that are not held.
-    words = words_at.take(_find_starts(flat, agents, rules) + rules.chunk_starts, mode="clip").astype(np.intp)
-    words += rules.chunk_first_rows.take(flat.segment_length.take(agents).astype(np.intp), axis=1)
-    return words.T
 
 
 def _find_starts(flat: State, agents: Index, rules: SymbolicRules) -> Index:
