@@ -143,9 +143,8 @@ class BatchDelegation:
     def ready_agents(self) -> ReadyAgents:
         """Return observations and action masks of the agents that can act."""
         turns = self._transition.ready
-        envs, seats = self._transition.locate(turns.agents)
         masks = self.rules.legal_table.take(turns.codes, axis=0)
-        return ReadyAgents(envs, seats, self._writer.build_rows(turns), masks)
+        return ReadyAgents(turns.envs.copy(), turns.seats(self.num_agents), self._writer.build_rows(turns), masks)
 
     def sample_ready(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw a uniform legal action for each agent that can act, in the order of `ready_agents`."""
@@ -164,7 +163,7 @@ class BatchDelegation:
 
         In a truncated episode it is the agent that would have been next; in a terminated one it is the root.
         """
-        return self._transition.locate(self._transition.next.agents)[1]
+        return self._transition.next.seats(self.num_agents)
 
     def select_next(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """Return the entries of `next_agents` from values of all agents; shape (num_envs, ...)."""
@@ -232,7 +231,9 @@ class BatchDelegation:
         actions = whole_numbers(actions, self.state.status.shape, "environment and agent")
         if acting is not None:
             acting = _check_mask("acting", acting, actions.shape)
-        agents, codes = self._transition.ready[:2]
+        turns = self._transition.ready
+        agents = turns.agents
+        codes = turns.codes
         if acting is not None:
             is_acting = acting.reshape(-1)[agents]
             agents = agents[is_acting]
@@ -245,8 +246,9 @@ class BatchDelegation:
         Args:
             actions: one per agent that can act, in the order of `ready_agents`; see `step`.
         """
-        agents, codes = self._transition.ready[:2]
-        self._play(agents, codes, whole_numbers(actions, (len(agents),), "agent that can act"))
+        turns = self._transition.ready
+        actions = whole_numbers(actions, turns.agents.shape, "agent that can act")
+        self._play(turns.agents, turns.codes, actions)
 
     def step_next(self, actions: NDArray[np.integer[Any]]) -> None:
         """Play one action in each environment, that of `next_agents`.
@@ -255,9 +257,9 @@ class BatchDelegation:
             actions: shape (num_envs,); see `step`.
         """
         actions = whole_numbers(actions, (self.num_envs,), "environment")
-        agents, codes = self._transition.next[:2]
+        turns = self._transition.next
         playing = ~self.done
-        self._play(agents[playing], codes[playing], actions[playing])
+        self._play(turns.agents.compress(playing), turns.codes.compress(playing), actions.compress(playing))
 
     def remove(self, envs: Index, agents: Index) -> None:
         """Remove agents that have just been born, for counterfactual episodes without them.

@@ -217,13 +217,15 @@ class SymbolicRules:
     @cached_property
     def is_call(self) -> NDArray[np.bool_]:
         """Whether each action is a call; shape (num_actions,)."""
-        return np.arange(self.num_actions) >= self.first_call
+        is_call: NDArray[np.bool_] = np.arange(self.num_actions) >= self.first_call
+        return is_call
 
     @cached_property
     def is_answer(self) -> NDArray[np.bool_]:
         """Whether each action is an answer; shape (num_actions,)."""
-        actions = np.arange(self.num_actions)
-        return (actions != WAIT) & (actions < self.first_call)
+        is_answer = ~self.is_call
+        is_answer[WAIT] = False
+        return is_answer
 
     @cached_property
     def answer_symbols(self) -> NDArray[np.int8]:

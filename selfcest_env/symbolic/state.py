@@ -78,11 +78,17 @@ class OpenTurns(NamedTuple):
     """What the turns of R agents depend on; legality codes and observations are functions of it and of the tapes."""
 
     agents: Index  # [R], flat
+    envs: Index  # [R]
     codes: Index  # [R], legality codes (`SymbolicRules.legal_table`)
     depth: NDArray[np.int16]  # [R]
     turns: NDArray[np.int16]  # [R]
     length: Index  # [R], symbols of the segment
     balances: NDArray[np.int32]  # [3, R] tokens, generated tokens and clones that are left
+
+    def seats(self, num_agents: int) -> Index:
+        """Return the seats of the agents, [R], in environments of this number of agents."""
+        seats: Index = self.agents - self.envs * num_agents
+        return seats
 
 
 _FIELD_NAMES = [item.name for item in fields(State)]

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 Keys = NDArray[np.uint64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
-_HALF_BITS = np.uint64(32)
-_LOW_HALF = np.uint64(0xFFFFFFFF)
+# Arrays without axes: NumPy uses them as they are, but it converts numbers and its own scalars at every operation.
+_GOLDEN = np.array(0x9E3779B97F4A7C15, np.uint64)
+_FIRST_MULTIPLIER = np.array(0xBF58476D1CE4E5B9, np.uint64)
+_SECOND_MULTIPLIER = np.array(0x94D049BB133111EB, np.uint64)
+_ONE = np.array(1, np.uint64)
+_SHIFTS = [np.array(bits, np.uint64) for bits in (30, 27, 31)]
+_HALF_BITS = np.array(32, np.uint64)
+_LOW_HALF = np.array(0xFFFFFFFF, np.uint64)
 
 
 def fold_in(keys: Keys, *data: NDArray[np.integer] | int) -> Keys:
@@ -29,7 +32,11 @@ def fold_in(keys: Keys, *data: NDArray[np.integer] | int) -> Keys:
     """
     for number in data:
         # At least one axis: NumPy wraps around silently in arrays, but it warns about an overflow of scalars.
-        keys = _mix(keys + _GOLDEN * (np.atleast_1d(number).astype(np.uint64) + np.uint64(1)))
+        steps = np.atleast_1d(number).astype(np.uint64)
+        steps += _ONE
+        steps *= _GOLDEN
+        keys = keys + steps
+        _mix(keys)
     return keys
 
 
@@ -44,7 +51,9 @@ def draw_integers(keys: Keys, count: int, high: int) -> NDArray[np.int64]:
     words = fold_in(keys, np.arange((count + 1) // 2)[:, None])
     halves = np.concatenate([words >> _HALF_BITS, words & _LOW_HALF])[:count]
     # The high half of a product needs no division; its bias is below high / 2**32.
-    return ((halves * np.uint64(high)) >> _HALF_BITS).astype(np.int64)
+    halves *= np.uint64(high)
+    halves >>= _HALF_BITS
+    return halves.view(np.int64)
 
 
 def draw_uniforms(keys: Keys) -> NDArray[np.float64]:
@@ -53,7 +62,14 @@ def draw_uniforms(keys: Keys) -> NDArray[np.float64]:
     return (fold_in(keys, 0) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(keys: Keys) -> Keys:
-    keys = (keys ^ (keys >> np.uint64(30))) * _FIRST_MULTIPLIER
-    keys = (keys ^ (keys >> np.uint64(27))) * _SECOND_MULTIPLIER
-    return keys ^ (keys >> np.uint64(31))
+def _mix(keys: Keys) -> None:
+    """Hash keys in place."""
+    first_shift, second_shift, last_shift = _SHIFTS
+    shifted = keys >> first_shift
+    keys ^= shifted
+    keys *= _FIRST_MULTIPLIER
+    np.right_shift(keys, second_shift, out=shifted)
+    keys ^= shifted
+    keys *= _SECOND_MULTIPLIER
+    np.right_shift(keys, last_shift, out=shifted)
+    keys ^= shifted

@@ -90,7 +90,7 @@ class Transition:
             agents = (self.flat.status == _READY).nonzero()[0]
             truncated = self.state.truncated
             if np.count_nonzero(truncated):
-                agents = agents[~truncated[self._env_of[agents]]]
+                agents = agents.compress(~truncated[self._env_of[agents]])
             self._ready = self.open_turns(agents)
         return self._ready
 
@@ -127,11 +127,7 @@ class Transition:
         codes &= rules.codes_by_clones[balances[2].astype(np.intp)]
         if rules.generated_tokens is not None:
             codes &= rules.codes_by_generated.take(balances[1], mode="clip")
-        return OpenTurns(agents, codes, depth, turns, length, balances)
-
-    def locate(self, agents: Index) -> tuple[Index, Index]:
-        """Return the environments and the seats of some agents."""
-        return self._env_of[agents], agents - self._root_of[agents]
+        return OpenTurns(agents, self._env_of[agents], codes, depth, turns, length, balances)
 
     def play(self, agents: Index, codes: Index, actions: NDArray[Any], max_cycles: int | None) -> None:
         """Play one joint step.
@@ -362,8 +358,8 @@ class Transition:
         part_zero = self._root_of[agents]
         part_zero += first_clone - num_refused
 
-        # From here on one entry per clone: its caller and its part.
-        part, caller = is_born.nonzero()
+        # From here on one entry per clone, in order of seats: its caller and its part.
+        caller, part = is_born.T.nonzero()
         clones = part_zero[caller]
         clones += part
         table_index = part * rules.part_starts.shape[1] + column[caller]
@@ -456,14 +452,14 @@ class Transition:
         rules = self.rules
         parent = flat.parent[ended]
         is_clone = parent >= _ZERO
-        ended_roots = ended[~is_clone]
-        parents = (self._root_of[ended] + parent)[is_clone]
+        ended_roots = ended.compress(~is_clone)
+        parents = (self._root_of[ended] + parent).compress(is_clone)
         if not parents.size:
             return ended_roots
         # Clones of one call are neighbours, so equal parents are neighbours too.
         is_last = np.ones(len(parents), bool)
         np.not_equal(parents[1:], parents[:-1], out=is_last[:-1])
-        parents = parents[is_last]
+        parents = parents.compress(is_last)
         first = self._root_of[parents]
         first += flat.first_clone[parents]
         clones = first + self._parts  # [max_parts, parents]; places beyond the last clone are masked
@@ -472,7 +468,7 @@ class Transition:
         is_running &= is_born
         has_joined = ~np.logical_or.reduce(is_running, axis=0)
         if np.count_nonzero(has_joined) < len(parents):
-            parents = parents[has_joined]
+            parents = parents.compress(has_joined)
             clones = clones.compress(has_joined, axis=1)
             is_born = is_born.compress(has_joined, axis=1)
         amounts = self.balances.take(clones, axis=1, mode="clip")
@@ -480,7 +476,7 @@ class Transition:
         returned = np.add.reduce(amounts, axis=1, dtype=np.int32)
         message = np.add(flat.segment_length[parents], _REPLIES)
         returned[0] -= message
-        clones = clones[is_born]
+        clones = clones.reshape(-1).compress(is_born.reshape(-1))
         for balance, amount in zip(self.balances, returned, strict=True):
             balance[parents] += amount
             balance[clones] = 0

@@ -58,7 +58,6 @@ class ObservationWriter:
         self._flat = flat
         self._rules = rules
         self._size = observation_size(rules)
-        self._tape_of = np.arange(len(flat.status)) // rules.num_agents * rules.tape_length
         # Room for the words at every cell of every tape; chunks that begin at the last cells reach beyond them.
         num_cells = len(flat.tape)
         symbols = np.zeros(num_cells + rules.chunk - 1, np.int16)
@@ -137,7 +136,7 @@ class ObservationWriter:
         for symbols in self._later_symbols:
             words_at *= self._base
             words_at += symbols
-        starts = self._tape_of[turns.agents]
+        starts = turns.envs * rules.tape_length
         starts += flat.segment_start[turns.agents]
         # A chunk may reach beyond the end of its tape. The symbols read there belong to no segment, and the row chosen
         # below ignores places that are not held.
