@@ -67,6 +67,7 @@ class Kernel:
         self.ledger = Ledger(Amounts(limits.total_tokens, limits.generated_tokens, limits.max_clones))
         self.num_reads = 0
         self._agents: dict[AgentId, AgentState] = {}
+        self._running: dict[AgentId, int] = {}  # by agent, the clones of its last call that have not ended
         self._ready: list[AgentId] = []  # in tree order
         self._log: dict[tuple[AgentId, int], LogEntry] = {}  # in the order of play
         self._open_root()
@@ -119,12 +120,17 @@ class Kernel:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
         turn_index = len(state.turns)
         self._log[agent_id, turn_index] = LogEntry(agent_id, turn_index, action, usage, text)
+        fault = turn.invalid_reason(usage)
         extra_turns = state.extra_turns
-        if turn.invalid_reason(usage) is None:  # an invalid generation requests no turns, whatever its text says
+        if fault is None:  # an invalid generation requests no turns, whatever its text says
             extra_turns = self.rules.extend_turns(extra_turns, text)
             if turn.can_extend and extra_turns > state.extra_turns:
                 turn = turn._replace(end_status=None)
-        action, facts, text = self._settle(agent_id, turn, action, usage, text)
+        else:
+            action = Malformed(fault)
+        if fault is Fault.OVER_GRANT:
+            text = ""  # the context has room for the grant only
+        facts = self._settle(agent_id, turn, usage, fault)
         del self._ready[bisect_left(self._ready, agent_id)]
         self._agents[agent_id] = state._replace(
             turn=None,
@@ -157,6 +163,7 @@ class Kernel:
         # Everything else is immutable or shared by design; states, accounts and log entries are tuples.
         other.ledger = self.ledger.copy()
         other._agents = dict(self._agents)
+        other._running = dict(self._running)
         other._ready = list(self._ready)
         other._log = dict(self._log)
         return other
@@ -247,30 +254,20 @@ class Kernel:
         self._agents[agent_id] = state._replace(status=Status.READY, turn=turn)
         insort(self._ready, agent_id)
 
-    def _settle(
-        self, agent_id: AgentId, turn: OpenTurn, action: Action, usage: Usage, text: str
-    ) -> tuple[Action, TurnFacts, str]:
-        """Charge a generation. Return its action, facts and text, replaced where the generation is invalid."""
+    def _settle(self, agent_id: AgentId, turn: OpenTurn, usage: Usage, fault: Fault | None) -> TurnFacts:
+        """Charge a generation and return its facts. An unknown usage, and one over the grant, costs the whole grant."""
         grant = turn.max_new_tokens
         used = usage.generated_tokens
-        if used is None:  # unknown usage is charged the whole grant
+        if used is None or fault is Fault.OVER_GRANT:
             assert grant is not None
             used = grant
-        fault = turn.invalid_reason(usage)
-        if fault is not None:
-            action = Malformed(fault)
-        if fault is Fault.OVER_GRANT:
-            assert grant is not None
-            used = grant
-            text = ""  # the context has room for the grant only
         reserved = turn.reserved
         cost = Amounts(used, used)
         if grant is None:  # no limit bounded the turn, so nothing was reserved for its generation
             self.ledger.reserve(agent_id, cost)
             reserved = reserved.plus(cost)
         self.ledger.settle(agent_id, reserved, cost)
-        facts = TurnFacts(turn.prompt_tokens, used, grant, usage.finish_reason, Outcome.ANSWERED)
-        return action, facts, text
+        return TurnFacts(turn.prompt_tokens, used, grant, usage.finish_reason, Outcome.ANSWERED)
 
     def _close_turn(self, agent_id: AgentId, facts: TurnFacts) -> None:
         state = self._agents[agent_id]
@@ -313,11 +310,8 @@ class Kernel:
         parent_id = agent_id.parent
         if parent_id is None:
             return
-        parent = self._agents[parent_id]
-        assert parent.call is not None
-        running = parent.call.running - 1
-        self._agents[parent_id] = parent._replace(call=parent.call._replace(running=running))
-        if not running:
+        self._running[parent_id] -= 1
+        if not self._running[parent_id]:
             self._join(parent_id)
 
     # Reading
@@ -392,9 +386,10 @@ class Kernel:
         parent = self._agents[agent_id]
         self._agents[agent_id] = parent._replace(
             status=Status.WAITING,
-            call=Call(slots, refused, reserved, running=len(present)),
+            call=Call(slots, refused, reserved),
             num_children=parent.num_children + len(born),
         )
+        self._running[agent_id] = len(present)
         self._agents.update(born)
         for child_id, child in present.items():
             self.ledger.charge(child_id, Amounts(child.context_tokens))

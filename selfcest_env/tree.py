@@ -61,13 +61,11 @@ class Call(NamedTuple):
         children: the child of each objective, `None` for a refused one.
         refused: faults of refused objectives, by position.
         reserved: amounts that the parent has reserved for the replies.
-        running: number of children that have not ended.
     """
 
     children: tuple[AgentId | None, ...]
     refused: Mapping[int, Fault]
     reserved: Amounts
-    running: int
 
 
 class AgentState(NamedTuple):

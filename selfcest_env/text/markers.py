@@ -86,10 +86,11 @@ class Markers:
     def clean(self, message: Message) -> Message:
         """Return the message with its untrusted parts neutralised."""
         neutralise = self.neutralise_own if message.role is MessageRole.ASSISTANT else self.neutralise
-        if all(part.trusted for part in message.parts):
-            return message
-        parts = tuple([part if part.trusted else Part(neutralise(part.text)) for part in message.parts])
-        return Message(message.role, parts)
+        parts: list[Part] = []
+        for part in message.parts:
+            text = part.text if part.trusted else neutralise(part.text)
+            parts.append(part if text == part.text else Part(text))
+        return Message(message.role, tuple(parts))
 
     @cached_property
     def _pattern(self) -> str:
