@@ -38,6 +38,8 @@ train: $(VENV)/.installed ## set up, then train or resume; ARGS="..." are passed
 # On tiny tensors, threads that wait for each other cost more than they gain.
 test slow: export OMP_NUM_THREADS = 1
 test slow: export OMP_WAIT_POLICY = passive
+# pytest rewrites the asserts of every file, which takes seconds in each process that may not store them.
+test slow: export PYTHONDONTWRITEBYTECODE =
 
 test: lint $(VENV)/.browser ## set up, lint, check types and imports, run the fast tests; ARGS="..." are passed to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
