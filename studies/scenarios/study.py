@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from selfcest_baselines.bench.report import format_scenarios, table
+from selfcest_baselines.bench.report import draw, format_scenarios, table
 from selfcest_baselines.bench.runs import Results, load
 from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SOLVED
 from studies.runner import DOCS, Study, joined
@@ -204,5 +204,5 @@ three groups `credit`, `loss` and `learner` are options of one learner today."""
 STUDY = Study(
     page_file=DOCS / "benchmark.md",
     page=lambda: page(load(STORE), load(OUTSIDE), load(OUTSIDE / "tuning")),
-    figures={DOCS / "benchmark.png": lambda file: file.write_bytes((STORE / "profiles.png").read_bytes())},
+    figures={DOCS / "benchmark.png": lambda file: draw(load(STORE), file)},
 )

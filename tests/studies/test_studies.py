@@ -5,9 +5,11 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
+from PIL import Image, ImageChops, ImageStat
 
 from selfcest_eval.stats.statistics import over_seeds
 from studies import runner
@@ -22,6 +24,19 @@ def test_a_printed_page_is_its_evidence(name: str) -> None:
     assert all(file.is_file() for file in study.figures)
     if study.page is not None:
         run_study(name, study, ["--check"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_is_drawn_from_its_evidence(name: str, tmp_path: Path) -> None:
+    """One was older than its evidence, and another was copied from a file that no checkout has."""
+    study: Study = import_module(f"studies.{name}.study").STUDY
+    for file, draw in study.figures.items():
+        draw(tmp_path / file.name)
+        with Image.open(file) as stored, Image.open(tmp_path / file.name) as drawn:
+            assert stored.size == drawn.size, file.name
+            difference = ImageChops.difference(stored.convert("RGB"), drawn.convert("RGB"))
+        # Text may sit a fraction of a pixel elsewhere on another machine.
+        assert fmean(ImageStat.Stat(difference).mean) < 0.5, f"{file.name} differs; write it with --write"
 
 
 def test_a_page_that_differs_is_found_and_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
