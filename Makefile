@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := pip install --quiet --disable-pip-version-check
 LOCKED := $(INSTALL) --no-deps --require-hashes
-PACKAGES := selfcest_env agents/selfcest_agents $(addprefix training/selfcest_,training eval methods lab baselines cli)
+TYPED := selfcest_env agents/selfcest_agents $(addprefix training/selfcest_,training eval methods lab baselines cli) studies benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -47,7 +47,7 @@ test: lint $(VENV)/.browser ## set up, lint, check types and imports, run the fa
 lint: $(VENV)/.installed ## run ruff, mypy and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy $(TYPED)
 	$(BIN)/lint-imports
 
 slow: $(VENV)/.installed $(VENV)/.browser ## run the slow tests; ARGS="..." are passed to pytest
@@ -78,4 +78,4 @@ release: ## build sdist and wheel into dist/, with an SBOM and their provenance,
 
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) $(VENV)-docs $(VENV)-lock $(VENV)-tools site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(TYPED) tests -name __pycache__ -type d -prune -exec rm -rf {} +

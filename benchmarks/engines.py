@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "agents")]  # the environment of vLLM does not install the project
 
-from selfcest_agents.engine import Completion, Engine, TokenRequest  # noqa: E402
+from selfcest_agents.engine import Completion, Engine, FailedRequest, TokenRequest  # noqa: E402
 from selfcest_agents.pretrained import smollm2_path  # noqa: E402
 from selfcest_agents.transformers.engine import TransformersEngine  # noqa: E402
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions  # noqa: E402
@@ -54,7 +54,10 @@ def play(engine: Engine, work: Sequence[TokenRequest], label: str) -> dict[str, 
     engine.submit(work)
     completions: dict[str, Completion] = {}
     while engine.pending:
-        completions |= {completion.key: completion for completion in engine.poll()}
+        for result in engine.poll():
+            if isinstance(result, FailedRequest):
+                raise result.error
+            completions[result.key] = result
     num_ids = sum(len(completion.token_ids) for completion in completions.values())
     wall = time.perf_counter() - start
     print(f"{label}: {num_ids} ids, {num_ids / (cpu_seconds() - start_cpu):.0f} tok/CPU-s, {num_ids / wall:.0f} tok/s")
@@ -105,7 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     folder = options.model or smollm2_path()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     work = requests(model.config.vocab_size, options.requests, options.prompt, options.new)
     sampled = [replace(request, temperature=0.7) for request in work]
     start = time.perf_counter()

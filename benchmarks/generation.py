@@ -33,7 +33,10 @@ def by_engine(model: PreTrainedModel, contexts: Contexts, new: int, prefix_token
 def by_generate(model: PreTrainedModel, contexts: Contexts, new: int) -> None:
     ids = torch.tensor(contexts)
     mask = torch.ones_like(ids)
-    model.generate(ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=True, top_k=0)
+    # Transformers types `generate` for a class that exists in type checks only.
+    model.generate(  # type: ignore[operator]
+        ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=True, top_k=0
+    )
 
 
 def rate(work: Callable[[], None], tokens: int) -> float:

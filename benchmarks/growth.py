@@ -84,6 +84,9 @@ class ScriptedPlayer(LocalPlayer):
     def policy(self, temperature: float) -> Policy:
         return ScriptedPolicy(OracleActor(LedgerQA(), RULES.protocol), CODEC)
 
+    def close(self) -> None:
+        """There is no process and no connection to release."""
+
 
 @dataclass(frozen=True)
 class ScriptedSource:

@@ -49,7 +49,7 @@ TINY = TinyConfig(hidden_size=128, num_layers=5, intermediate_size=384)
 
 def our_step(work: Work) -> Cost:
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32, attn_implementation="sdpa")
     meter = Meter(model)
     precision = Precision.BFLOAT16 if work.bfloat16 else Precision.FLOAT32
     learner = Learner(
@@ -165,8 +165,10 @@ def main() -> None:
         folders = {"tiny": tiny, "smollm2": str(smollm2_path()) if "smollm2" in given.models else ""}
         bfloat16 = given.precision == Precision.BFLOAT16
         for name, shape in itertools.product(given.models, given.shapes):
-            lengths = map(int, shape.split("+"))
-            work = Work(folders[name], *lengths, given.group, bfloat16, checkpointing=False, batch=NUM_COMPLETIONS)
+            prompt, completion = map(int, shape.split("+"))
+            work = Work(
+                folders[name], prompt, completion, given.group, bfloat16, checkpointing=False, batch=NUM_COMPLETIONS
+            )
             measurements = []
             for setting in settings(work, given.batches, peer):
                 measurements.append(setting)

@@ -104,10 +104,11 @@ def trl_step(work: Work) -> Cost:
     meter = Meter(model)
     prompts, completions = work.ids()
 
-    class Timed(GRPOTrainer):
+    class Timed(GRPOTrainer):  # type: ignore[misc]  # TRL is not in the environment that types are checked in
         def compute_loss(self, *args: Any, **options: Any) -> torch.Tensor:
             meter.start()  # the first loss comes after the rollout
-            return super().compute_loss(*args, **options)
+            loss: torch.Tensor = super().compute_loss(*args, **options)
+            return loss
 
     class Stop(TrainerCallback):
         def on_step_end(self, *args: Any, **options: Any) -> None:

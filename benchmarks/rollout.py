@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "agents")]  # the environment of vLLM does not install the project
 
 from selfcest_agents.codec import Codec, TerseCodec  # noqa: E402
-from selfcest_agents.engine import Completion, TokenRequest, TrainableEngine  # noqa: E402
+from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, TrainableEngine  # noqa: E402
 from selfcest_agents.policy import EnginePolicy, SamplingConfig, ScriptedPolicy  # noqa: E402
 from selfcest_agents.pretrained import ChatLanguage  # noqa: E402
 from selfcest_agents.rollout import RolloutRequest, rollout  # noqa: E402
@@ -47,7 +47,7 @@ from selfcest_env.text.terse import TerseProtocol  # noqa: E402
 from selfcest_env.types import FinishReason, Limits, TurnKey  # noqa: E402
 
 ASKED = {"transformers": 0.90, "vllm": 0.95}  # of a language model; the tiny one is reported only
-DOCUMENTS = {"min_documents": 8, "max_documents": 8, "min_named": 3, "max_named": 3}
+SOURCE = LedgerQA(min_documents=8, max_documents=8, min_named=3, max_named=3)
 LIMITS = Limits(total_tokens=4000, context_tokens=1500, turn_tokens=256)
 
 
@@ -64,12 +64,11 @@ class Game:
     def tiny(cls) -> Game:
         codec = TerseCodec(TinyTokenizer())
         limits = replace(LIMITS, context_tokens=TinyConfig().max_positions, turn_tokens=64)
-        return cls(LedgerQA(**DOCUMENTS), codec, Rules(limits, TerseProtocol(), codec), build_tiny(TinyConfig(), 0))
+        return cls(SOURCE, codec, Rules(limits, TerseProtocol(), codec), build_tiny(TinyConfig(), 0))
 
     @classmethod
     def smollm2(cls, language: ChatLanguage) -> Game:
-        source = LedgerQA(**DOCUMENTS, phrasing="plain")
-        return cls(source, language.codec, language.rules(LIMITS), language.load(0))
+        return cls(replace(SOURCE, phrasing="plain"), language.codec, language.rules(LIMITS), language.load(0))
 
 
 @dataclass(frozen=True)
@@ -138,13 +137,15 @@ class Prompted:
 
     def poll(self) -> list[Completion]:
         start = time.process_time()
-        completions = self._engine.poll()
+        results = self._engine.poll()
         self.seconds += time.process_time() - start
-        planned = self._plan.token_ids
-        return [
-            replace(completion, token_ids=planned[completion.key], finish_reason=FinishReason.STOP)
-            for completion in completions
-        ]
+        completions: list[Completion] = []
+        for result in results:
+            if isinstance(result, FailedRequest):
+                raise result.error
+            planned = self._plan.token_ids[result.key]
+            completions.append(replace(result, token_ids=planned, finish_reason=FinishReason.STOP))
+        return completions
 
     def cancel(self, keys: Iterable[str]) -> None:
         self._engine.cancel(keys)
@@ -181,7 +182,8 @@ def generate(model: PreTrainedModel, requests: Mapping[str, TokenRequest], plan:
         ids = torch.tensor([[*[0] * (width - len(context)), *context] for context in contexts])
         mask = torch.tensor([[*[0] * (width - len(context)), *[1] * len(context)] for context in contexts])
         sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "use_cache": True}
-        output = model.generate(
+        # Transformers types `generate` for a class that exists in type checks only.
+        output = model.generate(  # type: ignore[operator]
             ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, pad_token_id=0, **sampling
         )
         assert output.shape == (len(wave), width + new)

@@ -74,7 +74,7 @@ def measure(name: str, model: PPO, steps: int, *, learn: bool) -> Measurement:
     start_clock = time.perf_counter()
     start_cpu = time.process_time()
     while model.num_timesteps < steps:
-        model.collect_rollouts(env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)  # type: ignore[arg-type]
+        model.collect_rollouts(env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
         if learn:
             model.train()
     cpu = time.process_time() - start_cpu

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from selfcest_training.learner.update import Learner, LearnerProtocol
 
 # Without momentum and clipping, the first moment after a step is its gradient.
 BARE = OptimizerConfig(warmup_steps=0, beta1=0.0, max_grad_norm=float("inf"))
+LOSS = LossConfig()
 HALF = ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True)
 CASES: dict[str, dict[str, Any]] = {
     "adapter, rank 4": {"lora": LoraOptions(rank=4)},
@@ -75,6 +76,27 @@ def gradient(learner: LearnerProtocol) -> Mapping[str, torch.Tensor]:
     return {name: tensor for name, tensor in learner.state().moments.items() if name.endswith("/exp_avg")}
 
 
+def compare(
+    name: str, spec: LearnerSpec, ranks: ProcessRanks, samples: Sequence[Sample]
+) -> tuple[Learner, LearnerGroup]:
+    """Print how far the gradients of one process and of the ranks are apart. Return both learners, after that step."""
+    single_learner = alone(spec)
+    group = LearnerGroup(ranks, spec)
+    num_micro_batches = len(list(single_learner.micro_batches(samples)))
+    for learner in (single_learner, group):
+        learner.policy_step(samples, LOSS)
+    expected = gradient(single_learner)
+    sharded = gradient(group)
+    largest = max(float(tensor.abs().max()) for tensor in expected.values())
+    difference = max(float((tensor - expected[key]).abs().max()) for key, tensor in sharded.items())
+    print(
+        f"{name}: {num_micro_batches} micro-batches, largest gradient {largest:.1e}, "
+        f"largest difference {difference:.1e}",
+        flush=True,
+    )
+    return single_learner, group
+
+
 def cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
@@ -109,28 +131,15 @@ def main() -> None:
     micro_batch_tokens = 400
     torch.set_num_threads(1)
     driver_process = psutil.Process()
-    loss = LossConfig()
     with ProcessRanks(options.ranks) as ranks:
         rank_processes = [psutil.Process(process.pid) for process in ranks.processes]
-        for name, case in cases.items():
-            spec = replace(LearnerSpec(model, BARE, micro_batch_tokens), **case)
-            single_learner = alone(spec)
-            group = LearnerGroup(ranks, spec)
-            num_micro_batches = len(list(single_learner.micro_batches(samples)))
-            for learner in (single_learner, group):
-                learner.policy_step(samples, loss)
-            expected = gradient(single_learner)
-            sharded = gradient(group)
-            largest = max(float(tensor.abs().max()) for tensor in expected.values())
-            difference = max(float((tensor - expected[key]).abs().max()) for key, tensor in sharded.items())
-            print(
-                f"{name}: {num_micro_batches} micro-batches, largest gradient {largest:.1e}, "
-                f"largest difference {difference:.1e}",
-                flush=True,
-            )
-        del expected, sharded
-        single_seconds = stepped([driver_process], lambda: single_learner.policy_step(samples, loss), options.steps)
-        rank_seconds = stepped(rank_processes, lambda: group.policy_step(samples, loss), options.steps)
+        specs = {name: replace(LearnerSpec(model, BARE, micro_batch_tokens), **case) for name, case in cases.items()}
+        *first_names, last_name = specs
+        for name in first_names:
+            compare(name, specs[name], ranks, samples)
+        single_learner, group = compare(last_name, specs[last_name], ranks, samples)
+        single_seconds = stepped([driver_process], lambda: single_learner.policy_step(samples, LOSS), options.steps)
+        rank_seconds = stepped(rank_processes, lambda: group.policy_step(samples, LOSS), options.steps)
         in_ranks = ", ".join(f"{seconds:.2f}" for seconds in rank_seconds)
         print(f"a step: {single_seconds[0]:.2f} CPU-seconds in one process, {in_ranks} in ranks")
         rank_mib = ", ".join(f"{size / 2**20:.1f}" for size in ranks.call("local_bytes"))

@@ -113,12 +113,12 @@ def pgx_tic_tac_toe(num_envs: int, steps: int) -> Burst:
     env = pgx.make("tic_tac_toe")
     step = jax.vmap(auto_reset(env.step, env.init))
 
-    @jax.jit
-    def move(state: Any, key: Any) -> Any:
+    def play(state: Any, key: Any) -> Any:
         keys = jax.random.split(key, num_envs + 2)
         legal = jax.numpy.log(state.legal_action_mask.astype(jax.numpy.float32))
         return step(state, jax.random.categorical(keys[0], legal), keys[2:]), keys[1]
 
+    move = jax.jit(play)
     key = jax.random.key(0)
     state, key = move(jax.vmap(env.init)(jax.random.split(key, num_envs)), key)
 

@@ -32,10 +32,13 @@ NUM_PASSES = 3
 
 
 def build() -> LlamaForCausalLM:
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4}
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=VOCABULARY, attn_implementation="sdpa", **shape)  # type: ignore[arg-type]
-    return LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=4
+    )
+    config._attn_implementation = "sdpa"
+    model: LlamaForCausalLM = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 def draw(prompt: int, completion: int, group: int) -> list[Sample]:

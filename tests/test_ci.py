@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def ci(checkout: Path, sets: str, **pretended: str) -> str:
         ["bash", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True, check=True
     )
     return done.stdout
+
+
+def test_types_of_all_code_but_the_tests_are_checked() -> None:
+    """A study passed a keyword that had been renamed, and nothing checked its types."""
+    root = RUN.parents[1]
+    recipe = subprocess.run(["make", "-n", "lint"], cwd=root, capture_output=True, text=True, check=True).stdout
+    (command,) = (line for line in recipe.splitlines() if "/mypy " in line)
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert set(command.split()[1:]) == {*packages, "studies", "benchmarks"}
 
 
 def test_every_folder_of_tests_is_in_a_slow_set() -> None:

@@ -182,12 +182,12 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         axes.set(xlabel="sampled tokens, thousands", ylabel="mean return", title=TITLES[name])
         axes.legend(fontsize=7)
     if wide:
+        sizes = list(wide[BASELINE][0]["sizes"])
         before = {
             variant: found for variant, found in wide.items() if variant == BASELINE
         }  # all variants have one warm start
         for when, style, shown in (("before_rl", "--", before), ("sizes", "-", wide)):
             for variant, found in shown.items():
-                sizes = list(found[0][when])
                 shares = [[cell[when][size]["reward"] for cell in found] for size in sizes]
                 color = "black" if when == "before_rl" else f"C{variants.index(variant)}"
                 label = "before RL" if when == "before_rl" else variant

@@ -204,7 +204,7 @@ def teach(actor: ActorNetwork, game: Game, seed: int) -> None:
         rows = torch.randint(len(seen), (512,), generator=actor.generator)
         loss = F.cross_entropy(actor(seen[rows], masks[rows]), wanted[rows])
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
 
 
@@ -268,7 +268,8 @@ def chosen(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
 
 def cost(run: Run, price: float) -> float:
     """Decisions to the goal plus `price` for every join; of a run that never got there those it was given."""
-    decisions, episodes = run["reached"] or run["curve"][-1][:2]
+    spent: Sequence[int] = run["reached"] or run["curve"][-1][:2]
+    decisions, episodes = spent
     return decisions + price * episodes
 
 
@@ -306,7 +307,7 @@ def speed_up(runs: Sequence[Run], baseline: Sequence[Run], price: float) -> Esti
 
 def cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
     """Runs by game and scheme, in the order of both."""
-    by_cell = {(game, scheme): [] for game in GAMES for scheme in SCHEMES}
+    by_cell: dict[tuple[str, str], list[Run]] = {(game, scheme): [] for game in GAMES for scheme in SCHEMES}
     for run in runs:
         by_cell[run["game"], run["scheme"]].append(run)
     return {cell: found for cell, found in by_cell.items() if found}
@@ -315,8 +316,7 @@ def cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
 def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
     """`docs/credit_map.md`."""
     found, others = cells(runs), [scheme for scheme in SCHEMES if scheme != BASELINE]
-    line = evidence_line(runs, "`--rerun`")
-    parts = [HEAD, line, _verdict(found)]
+    parts = [HEAD, evidence_line(runs, "`--rerun`"), _verdict(found)]
     for price in PRICES:
         lines = []
         for name, game in GAMES.items():

@@ -168,7 +168,7 @@ class Family:
 
 def final(cell: Cell, family: Family, when: str = "sizes") -> float:
     """Mean over the sizes of what a greedy policy earns on held-out instances."""
-    return mean(sum(size["terms"][term] for term in family.terms) for size in cell[when].values())
+    return float(mean(sum(size["terms"][term] for term in family.terms) for size in cell[when].values()))
 
 
 def warm(cell: Cell) -> int:
@@ -180,7 +180,7 @@ def probed(cell: Cell, family: Family) -> tuple[np.ndarray, np.ndarray]:
     """Compute tokens of RL at each probe, and what the policy earned there, mean over the families of its tasks."""
     found = cell["curves"]["probes"]
     tasks = {name.split("/")[1] for name in found if name.startswith("probe/")}
-    earned = [sum(np.array(found[f"probe/{task}/term/{term}"]) for term in family.terms) for task in sorted(tasks)]
+    earned = [np.sum([found[f"probe/{task}/term/{term}"] for term in family.terms], axis=0) for task in sorted(tasks)]
     return np.array(found["compute_tokens"], dtype=float) - warm(cell), np.mean(earned, axis=0)
 
 
@@ -220,7 +220,7 @@ def perfect_execution(cell: Cell, *, chooses: bool) -> float:
         call, alone = size["delegate"], size["solve"]
         fits = (1 - alone["lifted"] / alone["n"]) * chooses
         tokens.append(call["total_tokens"] - fits * max(0.0, call["total_tokens"] - alone["total_tokens"]))
-    return 1 - price["price"] * mean(tokens) / price["scale"]
+    return float(1 - price["price"] * mean(tokens) / price["scale"])
 
 
 def signed(differences: Sequence[float]) -> str:
@@ -417,7 +417,7 @@ def page(cells: Sequence[Cell], text: str) -> str:
 
 def found_of(cells: Sequence[Cell]) -> dict[tuple[str, str], str]:
     """What came of each variant, beginning with its verdict; of the budgets the distance alone."""
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for family in FAMILIES:
         variants = of(cells, family.experiment)
         found |= {(family.experiment, variant): outcome(family, variants, variant) for variant in variants}

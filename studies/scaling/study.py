@@ -4,9 +4,9 @@
 policy's model by CPU time, and `--rerun results` simulates everything below from both.
 
 What is simulated is the engine's clock. An episode here is its turns' lengths and who waits for whom;
-tests/studies/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
-begin in the order and with the weights that `AsyncRollouts` gives them, micro-batches are cut by `bucketed` and dealt
-to ranks by `partition`.
+tests/studies/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `split_evenly`,
+steps begin in the order and with the weights that `AsyncRollouts` gives them, micro-batches are cut by
+`bucket_by_length` and dealt to ranks by `partition`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import torch
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.language import language_of
 from selfcest_agents.player import ModelPlayer
-from selfcest_agents.samplers import Sampler, TransformersSampler
+from selfcest_agents.samplers import Sampler, TransformersSampler, WeightSyncTarget
 from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
@@ -186,11 +187,11 @@ class _Engine:
 class _Weights(torch.nn.Linear):
     """A model of one weight, and the learner of it."""
 
-    def weights(self) -> Any:
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self.named_parameters()
 
-    def sync(self, sampler: Sampler, version: int) -> None:
-        sampler.push(self.named_parameters(), version)
+    def sync(self, sampler: WeightSyncTarget, policy_version: int) -> None:
+        sampler.push(self.named_parameters(), policy_version)
 
 
 def order_of_steps(lag: int, steps: int) -> list[int]:
@@ -200,8 +201,8 @@ def order_of_steps(lag: int, steps: int) -> list[int]:
     def produce(step: int) -> Any:
         played.append((step, engine.policy_version))
 
-    ahead = AsyncRollouts(produce, Sampler(engine, shared=False, exact=True), _Weights(1, 1),
-                          max_staleness=lag, steps=steps)  # type: ignore[arg-type]  # fmt: skip
+    sampler = Sampler(engine, shared=False, exact=True)
+    ahead = AsyncRollouts(produce, sampler, _Weights(1, 1), max_staleness=lag, steps=steps)
     for step in range(steps):
         ahead.take(step)
     ahead.close()
@@ -244,20 +245,23 @@ def overlapped(
         left[step][worker] -= 1
         ended[step][worker] = workers[worker].now
 
+    def is_played(step: int, worker: int) -> bool:
+        return not left[step][worker]
+
     for step, version in enumerate(versions):
         while len(ends) < version:  # the update that makes these weights
             done = len(ends)
             for worker, clock in enumerate(workers):
-                clock.run(over=lambda done=done, worker=worker: not left[done][worker])
+                clock.run(over=partial(is_played, done, worker))
             ends.append(max(max(ended[done]), ends[-1] if ends else 0.0) + update)
         begin = ends[version - 1] if version else 0.0
         for worker, clock in enumerate(workers):
             clock.run(until=begin)
             for episode in work[step][worker]:
-                Play(clock, episode, lambda step=step, worker=worker: note(step, worker))
+                Play(clock, episode, partial(note, step, worker))
     for done in range(len(ends), len(work)):
         for worker, clock in enumerate(workers):
-            clock.run(over=lambda done=done, worker=worker: not left[done][worker])
+            clock.run(over=partial(is_played, done, worker))
         ends.append(max(max(ended[done]), ends[-1] if ends else 0.0) + update)
     return ends
 
@@ -532,11 +536,12 @@ def figure(results: Mapping[str, Any], file: Path) -> None:
 INTRO = f"""A clock is simulated here, and nothing else is. No run on more than one machine has been timed, and no GPU
 was at hand. Episodes are recorded ones, as lengths of turns and who waits for whom. An engine decodes at most {SLOTS}
 rows at the speed that its curve gives for so many; prompts, pushes and messages take no time. Parts are cut by the
-cluster's `shares`, steps begin in the order and with the weights that `AsyncRollouts` gives them, micro-batches are cut
-by `bucketed` and assigned by `partition`, as in a run. A test compares the duration of an episode on this clock with
-`rollout`. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights are there,
-behind what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and two steps
-at a time. Where these share their devices, and rows cost less together than apart, its figures are at most these.
+cluster's `split_evenly`, steps begin in the order and with the weights that `AsyncRollouts` gives them, micro-batches
+are cut by `bucket_by_length` and assigned by `partition`, as in a run. A test compares the duration of an episode on
+this clock with `rollout`. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights
+are there, behind what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and
+two steps at a time. Where these share their devices, and rows cost less together than apart, its figures are at most
+these.
 
 An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an assumption."""
 FACTS = (

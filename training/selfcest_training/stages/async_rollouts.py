@@ -12,16 +12,24 @@ the step before it was observed, so stages that influence rollouts must have no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from selfcest_agents.samplers import WeightSyncTarget
-from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.rollout_batch import RolloutBatch
+
+
+class WeightSource(Protocol):
+    """The part of `LearnerProtocol` that rollouts need: the weights, and their push to a sampler."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def sync(self, sampler: WeightSyncTarget, policy_version: int) -> None: ...
 
 
 def _make_thread() -> ThreadPoolExecutor:
@@ -61,7 +69,7 @@ class AsyncRollouts:
         self,
         produce: Callable[[int], RolloutBatch],
         sampler: WeightSyncTarget,
-        learner: LearnerProtocol,
+        learner: WeightSource,
         *,
         max_staleness: int,
         steps: int,

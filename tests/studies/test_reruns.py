@@ -1,0 +1,101 @@
+"""Every study's `--rerun` stores results: real work made small, or a stored run where hours of training would be."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+from typer.main import get_group
+
+from selfcest_cli.main import app
+from selfcest_training.config_file import read_config
+from studies import trained
+from studies.__main__ import NAMES
+from studies.runner import CONFIGS, Study, run_study
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CELLS = {
+    "cells": ["cells/deciding/seed0"],
+    "credit_map": ["additive-4/broadcast"],
+    "delegation": ["quick/deciding/seed0"],
+    "gallery": ["episodes", "example"],
+    "methods": ["methods_when/deciding/seed0", "sweep/seed0"],
+    "scaling": ["episodes", "curve", "results"],
+    "where": ["where/deciding/seed0"],
+}
+TRAINED = [cell.partition("/")[0] for cells in CELLS.values() for cell in cells if cell.endswith("/deciding/seed0")]
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that comes with the gallery: of `quick.yaml`, with 40 episodes in each test."""
+    gallery = importlib.import_module("studies.gallery.study")
+    folder = tmp_path_factory.mktemp("unpacked")
+    gallery.unpack(gallery.RUN, folder)
+    return folder / "example"
+
+
+class InThread(ThreadPoolExecutor):
+    """Runs jobs in this process, where the patches below hold."""
+
+    _processes: ClassVar[dict[int, object]] = {}
+
+    def __init__(self, workers: int, mp_context: object) -> None:
+        super().__init__(workers)
+
+
+@pytest.fixture
+def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -> None:
+    """Make the work of every study small. Commands of `selfcest` are parsed, and leave the example run behind."""
+    monkeypatch.chdir(tmp_path)
+    quick: dict[str, Any] = read_config(CONFIGS / "quick.yaml")
+    quick["evaluation"]["episodes"] = 40
+    config = tmp_path / "quick.yaml"
+    config.write_text(yaml.safe_dump(quick), encoding="utf-8")
+    for experiment in TRAINED:
+        monkeypatch.setitem(trained.EXPERIMENTS, experiment, config)
+
+    def stand_in(command: str, *words: str) -> None:
+        group = get_group(app)
+        group.commands[command].make_context(command, list(words))
+        name = next(word.removeprefix("name=") for word in words if word.startswith("name="))
+        if command == "train":
+            shutil.copytree(example, Path("runs") / name, dirs_exist_ok=True)
+        else:
+            shutil.copytree(example / "deciding" / "seed0" / "evaluation", Path("studies") / name)
+
+    methods = importlib.import_module("studies.methods.study")
+    for module in (trained, methods):
+        monkeypatch.setattr(module, "selfcest", stand_in)
+    Path("runs/methods_budgets_seed0/every/seed0/model").mkdir(parents=True)
+    Path("example").mkdir()
+    shutil.copy(example / "config.yaml", "example")
+    sizes: dict[str, dict[str, object]] = {
+        "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
+        "gallery": {"LEFT_OUT": 1},
+        "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
+    }
+    for study, values in sizes.items():
+        for constant, value in values.items():
+            monkeypatch.setattr(importlib.import_module(f"studies.{study}.study"), constant, value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rerun_stores_its_results(name: str, small_work: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells could not be trained again after a keyword was renamed, and no test called what reads their results."""
+    study: Study = importlib.import_module(f"studies.{name}.study").STUDY
+    assert (study.rerun is not None) == (name in CELLS), "CELLS has small cells of every study that plays cells again"
+    if study.rerun is None:
+        return
+    run_study(name, study, ["--rerun", *CELLS[name], "--workers", "1"])
+    prefix = "written to "
+    written = [line.removeprefix(prefix) for line in capsys.readouterr().out.splitlines() if line.startswith(prefix)]
+    assert len(written) >= len(CELLS[name])
+    assert all(Path(file).stat().st_size > 0 for file in written)
+    assert {Path(file).parent for file in written} == {Path("runs/rerun") / name / "1"}
