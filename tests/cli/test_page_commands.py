@@ -95,6 +95,8 @@ NOT_RUN = {
     "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv-vllm/bin/python benchmarks/rollout.py --engine vllm": MEASURES,
     "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/rollout.py --model tiny --episodes 64": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/kernel.py --repeats 6": MEASURES,
+    "OMP_NUM_THREADS=1 python benchmarks/kernel.py --repeats 4 --before ../another-checkout": MEASURES,
+    "OMP_NUM_THREADS=1 python benchmarks/growth.py": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/generation.py": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/learner.py": MEASURES,
     "python -m studies scaling --rerun episodes curve --store": MEASURES,
