@@ -194,10 +194,10 @@ def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
     assert bias(Grpo(), name) > 0.02
 
 
-@pytest.mark.parametrize("name", ["pair", pytest.param("dummy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True), Branches()], ids=label)
-def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str) -> None:
-    assert bias(assigner, name) < 1e-12
+def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner) -> None:
+    """In one game here, and in every game in a slow test."""
+    assert bias(assigner, "pair") < 1e-12
 
 
 def test_a_value_of_earlier_groups_is_an_unbiased_baseline() -> None:
@@ -418,10 +418,10 @@ def test_a_baseline_within_a_class_that_the_episode_decides_is_caught(assigner: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("assigner", [Rloo(), Difference(), Coma()], ids=label)
-def test_right_schemes_keep_their_promise_in_groups_of_three(assigner: CreditAssigner) -> None:
-    report = run_lab([assigner], LabConfig(games=("uneven",), num_groups=40))
+def test_right_schemes_keep_their_promise_in_groups_of_three_and_four(assigner: CreditAssigner) -> None:
+    report = run_lab([assigner], LabConfig(games=("uneven", "quartet"), num_groups=40))
     assert report.broken == ()
-    assert report.cells[0].exact
+    assert all(cell.exact for cell in report.cells)
 
 
 @pytest.mark.slow
@@ -734,7 +734,8 @@ def test_an_unknown_game_is_one_line_and_exit_code_2(
 
 @pytest.mark.slow
 def test_the_whole_laboratory() -> None:
-    report: LabReport = run_lab([Rloo(), Difference(), Coma(), Coma(samples=4)], LabConfig(num_groups=400))
+    """Schemes whose expectation is enumerated in every game have a test of that."""
+    report: LabReport = run_lab([Rloo(), Coma(samples=4)], LabConfig(num_groups=400))
     assert report.broken == ()
     cells = {(cell.game, cell.scheme): cell for cell in report.cells}
     for game in ("pair", "series", "gated", "dummy"):  # what follows the join is deterministic

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from flaky import FlakyJudge
-from test_job import config, play, rows, weights
+from test_job import config, play_from, rows, warm, weights
 from test_openai_engine import Reply, Serve, chat, serve
 
 from selfcest_agents.player import LocalPlayer
@@ -43,14 +43,14 @@ from selfcest_eval.report.training_run import list_server_folders
 from selfcest_training.cluster.timed_result import CpuClock
 from selfcest_training.credit import make_assigner
 from selfcest_training.run import experiment
-from selfcest_training.run.job import JobId
+from selfcest_training.run.job import Job, JobId
 from selfcest_training.servers import read_counts
 from selfcest_training.stages.base import PlannedGroup
 from selfcest_training.stages.crediting import play_counterfactuals
 from selfcest_training.stages.failures import replay_groups
 from selfcest_training.stages.rollout_batch import play_groups
 
-__all__ = ["serve"]  # a fixture
+__all__ = ["serve", "warm"]  # fixtures
 
 RL = "variants__delegating__rl"
 LIMITS = Limits(total_tokens=200, turn_tokens=40, reply_tokens=4, answer_reserve=4, max_turns=3)
@@ -300,9 +300,9 @@ def flaky_run(output: Path, loses: Sequence[str], times: int, **changes: Any) ->
     return config(output, **{f"{RL}__steps": 2, "log_groups": 9, "sampler": sampler, **changes})
 
 
-def test_a_run_with_an_outage_learns_what_it_would_have_learned(tmp_path: Path) -> None:
-    whole = play(config(tmp_path / "whole", **{f"{RL}__steps": 2, "log_groups": 9}))
-    flaky = play(flaky_run(tmp_path / "flaky", ["s1.g2.e3/root/turn0"], 1))
+def test_a_run_with_an_outage_learns_what_it_would_have_learned(warm: Job, tmp_path: Path) -> None:
+    whole = play_from(warm, config(tmp_path / "whole", **{f"{RL}__steps": 2, "log_groups": 9}))
+    flaky = play_from(warm, flaky_run(tmp_path / "flaky", ["s1.g2.e3/root/turn0"], 1))
     counts = [(row["dropped_groups"], row["infrastructure_failures"]) for row in rows(flaky)]
     assert counts == [(0, 0), (0, 1)]
     assert [row["return"] for row in rows(flaky)] == [row["return"] for row in rows(whole)]
@@ -316,7 +316,7 @@ def test_a_run_with_an_outage_learns_what_it_would_have_learned(tmp_path: Path) 
 
 
 def test_a_dropped_group_leaves_the_numerator_and_never_the_denominator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
     from selfcest_training import trainer
@@ -327,20 +327,20 @@ def test_a_dropped_group_leaves_the_numerator_and_never_the_denominator(
 
     split_into_mini_batches = trainer.split_into_mini_batches
     monkeypatch.setattr(trainer, "split_into_mini_batches", spy)
-    job = play(flaky_run(tmp_path, ["s0.g0.e1/root/turn0"], 99))
+    job = play_from(warm, flaky_run(tmp_path, ["s0.g0.e1/root/turn0"], 99))
     assert seen == [(3, 32), (4, 32)]
     assert [row["dropped_groups"] for row in rows(job)] == [1, 0]
     assert [row["gate/dropped_groups"] for row in rows(job)] == [0, 0]
 
 
-def test_an_outage_of_everything_stops_the_run_with_its_cause(tmp_path: Path) -> None:
+def test_an_outage_of_everything_stops_the_run_with_its_cause(warm: Job, tmp_path: Path) -> None:
     spec = flaky_run(tmp_path, ["s1."], 99)
     with pytest.raises(InfrastructureError, match=r"step 1: 4 of 4 groups were lost .* at last by 503; check"):
-        play(spec)
+        play_from(warm, spec)
     assert len(rows_of(spec)) == 1
     spec = flaky_run(tmp_path / "none", ["s0.g0.e1/root/turn0"], 99, **{f"{RL}__max_failed_fraction": 0.0})
     with pytest.raises(InfrastructureError, match="step 0: 1 of 4 groups were lost .* rl.max_failed_fraction is 0;"):
-        play(spec)
+        play_from(warm, spec)
 
 
 def rows_of(spec: Any) -> list[str]:

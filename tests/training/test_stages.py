@@ -16,7 +16,7 @@ import pytest
 import torch
 from records import group, three_agents
 from remembering import RunningMean, SparesTheEasy
-from test_job import Crash, config, crash_and_resume, play, rows, weights
+from test_job import Crash, config, crash_and_resume, play, play_from, rows, warm, weights
 from test_outages import LIMITS, PLANS, player
 
 from selfcest_env import plugin
@@ -45,6 +45,8 @@ from selfcest_training.stages.registry import (
 )
 from selfcest_training.stages.schedules import Constant, Linear
 from selfcest_training.trainer import Trainer
+
+__all__ = ["warm"]  # a fixture
 
 RL = "variants__delegating__rl"
 MEMORY = {
@@ -235,8 +237,8 @@ def episodes(job: Job) -> list[EpisodeRecord]:
     return list(read_episodes(job.folder / "episodes.jsonl"))
 
 
-def test_every_stage_has_its_say(tmp_path: Path) -> None:
-    job = play(run(tmp_path))
+def test_every_stage_has_its_say(warm: Job, tmp_path: Path) -> None:
+    job = play_from(warm, run(tmp_path))
     found = rows(job)
     assert [row["gate/rounds"] for row in found] == [1, 2, 1, 2, 1, 2]
     assert [row["gate/dropped_groups"] for row in found] == [1] * 6
@@ -296,15 +298,17 @@ def test_turns_of_replays_train_and_a_killed_run_resumes_to_the_same_end(tmp_pat
     assert rows(whole)[0]["rows"] == contexts + len(replays), "of each replay its one clone trains"
 
 
-def test_a_memory_that_no_checkpoint_can_hold_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_no_checkpoint_can_hold_says_so(
+    warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("remembering.RunningMean.state_dict", lambda self: {"model": object()})
     with pytest.raises(TrainingError, match=r"holds object at /stages/credit/model; expected dicts"):
-        play(run(tmp_path))
+        play_from(warm, run(tmp_path))
 
 
 @pytest.mark.slow
-def test_a_memory_of_other_stages_is_refused(tmp_path: Path) -> None:
-    play(run(tmp_path))
+def test_a_memory_of_other_stages_is_refused(warm: Job, tmp_path: Path) -> None:
+    play_from(warm, run(tmp_path))
     with pytest.raises(TrainingError, match=r"states of the stages \['credit', 'gate', 'rewards', 'tasks'\]; expected"):
         play(run(tmp_path, **{f"{RL}__group_filter": {"name": "all"}, f"{RL}__steps": 8}))
 
@@ -437,18 +441,19 @@ def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
         _extract_tensors({"__tensor__": "0"}, "", tensors)
 
 
-def test_empty_mini_batches_take_no_part_in_metrics_and_agreement(tmp_path: Path) -> None:
+def test_empty_mini_batches_take_no_part_in_metrics_and_agreement(warm: Job, tmp_path: Path) -> None:
     """The group filter keeps one group of four for two mini-batches: the first is empty, the second is checked."""
     group_filter = {"name": "remembering:KeepsOne"}
-    job = play(config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__minibatches": 2, f"{RL}__group_filter": group_filter}))
+    changes = {f"{RL}__steps": 1, f"{RL}__minibatches": 2, f"{RL}__group_filter": group_filter}
+    job = play_from(warm, config(tmp_path, **changes))
     (row,) = rows(job)
     assert row["rows"] > 0
     assert 0 < row["logprob_gap"] < 1e-4, "of the one that trained"
 
 
-def test_a_term_cannot_hide_a_metric(tmp_path: Path) -> None:
+def test_a_term_cannot_hide_a_metric(warm: Job, tmp_path: Path) -> None:
     terms = {"return": {"weight": 0.01, "name": "entropy"}}
-    (row,) = rows(play(config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__loss": {"terms": terms}})))
+    (row,) = rows(play_from(warm, config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__loss": {"terms": terms}})))
     assert row["return"] <= 1 < row["loss/return"] + 1
 
 
