@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -22,13 +22,15 @@ from selfcest_eval.play.results import Result
 from selfcest_eval.report.training_run import EvaluatedPolicy, make_run_study, read_run_results
 from selfcest_eval.stats.decision import average_outcomes, judge_choices
 from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions
+from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
 from selfcest_training.run.evaluator import EvaluationStage
 from studies.runner import CONFIGS, STUDIES, Rerun, git, selfcest, store_json
 
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
-WHERE = ("where", "where_window")  # on a page of their own, by studies/where/study.py
+WHERE = ("where", "where_window", "where_random", "pairs", "pairs_window")  # on the page of studies/where/study.py
+WHEN = ("when", "when_hidden")  # likewise, by studies/when/study.py
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
 METHODS = (
     "when",
@@ -43,7 +45,7 @@ EXPERIMENTS = {
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
     **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
     **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
-    **{name: CONFIGS / f"{name}.yaml" for name in (*CREDIT, *WHERE)},
+    **{name: CONFIGS / f"{name}.yaml" for name in (*CREDIT, *WHERE, *WHEN)},
     **{f"methods_{name}": CONFIGS / "methods" / f"{name}.yaml" for name in METHODS},
 }
 COSTS = (
@@ -59,9 +61,23 @@ WINDOW_COSTS = ("concurrent_context", "visible_context", "visible_token_steps") 
 CURVE_POINTS = 40
 
 
-def rerun(name: str, how: Rerun) -> list[Path]:
-    """Train, play and store one cell, or all variants of a seed in one run. Variants that differ only in RL share their
-    warm start. Returns their files."""
+Measure = Callable[[RunConfig, str, Sequence[Result]], Mapping[str, Any]]
+"""From the config of a run, a variant and its results with episodes to further figures of the variant's cell."""
+
+
+def rerun(name: str, how: Rerun, measure: Measure | None = None) -> list[Path]:
+    """Train, play and store one cell, or all variants of a seed in one run.
+
+    Variants that differ only in RL share their warm start.
+
+    Args:
+        name: EXPERIMENT/seedN or EXPERIMENT/VARIANT/seedN.
+        how: where results are written.
+        measure: computes further figures of each cell.
+
+    Returns:
+        The files of the cells.
+    """
     experiment, *variant, seed = name.split("/")
     if experiment not in EXPERIMENTS or len(variant) > 1 or not seed.removeprefix("seed").isdecimal():
         known = ", ".join(EXPERIMENTS)
@@ -110,6 +126,7 @@ def rerun(name: str, how: Rerun) -> list[Path]:
                 for item in choices
                 if item.triple.free in (first, last)
             },
+            **(measure(config, one, played) if measure else {}),
         }
         owner = _find_study(experiment)
         stored_in = STUDIES / owner / "evidence" if how.folder == how.evidence else how.folder
@@ -123,6 +140,8 @@ def _find_study(experiment: str) -> str:
         return "methods"
     if experiment in CREDIT:
         return "cells"
+    if experiment in WHEN:
+        return "when"
     return "where" if experiment in WHERE else "delegation"
 
 
@@ -139,22 +158,27 @@ def digest_of(experiment: str, variant: str) -> str:
 
 
 def _training(folder: Path) -> dict[str, Any]:
-    """What a job used, its probes, and its curves, means of neighbouring rows: loss of the warm start, return and
-    tokens of RL, each against the tokens used when the last of them was done; and what probes in RL found, as it is."""
+    """Return what a job used, its probes and its curves.
+
+    A curve has means of neighbouring rows: loss of the warm start, return and tokens of RL, each against the tokens
+    used when the last of them was done. Probes in RL are stored as they are.
+    """
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    keys = {"warmstart": ("loss",), "rl": ("return", "total_tokens", "clones")}
-    curves = {}
-    for stage, names in keys.items():
+    names_by_stage = {"warmstart": ("loss",), "rl": ("return", "total_tokens", "clones")}
+    curves: dict[str, dict[str, list[float]]] = {}
+    for stage, names in names_by_stage.items():
         found = [row for row in rows if row["stage"] == stage]
         count = min(len(found), CURVE_POINTS)
         points = [found[i * len(found) // count : (i + 1) * len(found) // count] for i in range(count)]
         if points:
-            used = {name: [part[-1][name] for part in points] for name in ("compute_tokens", "sampled_tokens")}
-            means = {name: [round(mean(row[name] for row in part), 4) for part in points] for name in names}
-            curves[stage] = {**used, **means}
-    if probed := [row for row in rows if any(name.startswith("probe/") for name in row)]:
-        names = ["compute_tokens", *(name for name in probed[0] if name.startswith("probe/"))]
-        curves["probes"] = {name: [round(row[name], 4) for row in probed] for name in names}
+            curve = {name: [part[-1][name] for part in points] for name in ("compute_tokens", "sampled_tokens")}
+            for name in names:
+                curve[name] = [round(mean(row[name] for row in part), 4) for part in points]
+            curves[stage] = curve
+    probed = [row for row in rows if any(name.startswith("probe/") for name in row)]
+    if probed:
+        probe_names = ["compute_tokens", *(name for name in probed[0] if name.startswith("probe/"))]
+        curves["probes"] = {name: [round(row[name], 4) for row in probed] for name in probe_names}
     probes = [row for row in rows if row["stage"] == "probe"]
     return {
         "cpu_seconds": round(rows[-1]["cpu_seconds"], 1),

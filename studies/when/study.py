@@ -1,0 +1,259 @@
+"""The page on when delegation is worth its cost: a decision after size, window and price, which prompts state.
+
+The page is a function of the stored cells. `--rerun when/deciding/seed0` trains and plays one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from selfcest_agents.player import ModelPlayer
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.replay import Intervention, Replay
+from selfcest_env.reward import make_reward
+from selfcest_env.types import ROOT
+from selfcest_eval.play.policies import make_policy
+from selfcest_eval.play.results import Result
+from selfcest_eval.report.training_run import EvaluatedPolicy
+from selfcest_eval.stats.statistics import over_seeds
+from selfcest_training.config import RunConfig
+from selfcest_training.run.evaluator import EvaluationStage
+from studies.runner import (
+    DOCS,
+    Cell,
+    Rerun,
+    Study,
+    cells_in,
+    each,
+    evidence_line,
+    joined,
+    of,
+    provenance,
+    read_json,
+    shown,
+    table,
+    tuning_table,
+)
+from studies.trained import rerun
+from studies.when.choices import describe, fit_table, fit_threshold_rule, read_instances, read_training_values
+
+EVIDENCE = Path(__file__).parent / "evidence"
+EVAL_SETS = {
+    "seen": "sizes and windows of training",
+    "new_sizes": "new sizes",
+    "new_windows": "new windows",
+    "both_new": "new sizes and windows",
+    "missing": "no size stated",
+    "wrong": "a wrong size stated",
+}
+REWARDS = {
+    "policy": "policy",
+    "always": "always",
+    "never": "never",
+    "table": "look-up table",
+    "threshold": "threshold rule",
+    "hindsight": "threshold rule in hindsight",
+    "oracle": "better choice of each instance",
+}
+LEFT_OUT = 100  # episodes of which clones are left out
+
+
+def stored() -> tuple[list[Cell], list[Cell]]:
+    """Return the reported cells and the log of tuning runs."""
+    tuning: list[Cell] = read_json(EVIDENCE / "tuning.json")
+    return cells_in(EVIDENCE), tuning
+
+
+def measure(config: RunConfig, variant: str, results: Sequence[Result]) -> dict[str, Any]:
+    """Return what the choices of a trained policy are worth, and how often its answers need each clone."""
+    (seed,) = config.seeds
+    observed = read_training_values(config.folder / variant / f"seed{seed}" / "episodes.jsonl")
+    rules = {"threshold": fit_threshold_rule(observed), "table": fit_table(observed)}
+    choices: dict[str, Any] = {}
+    for stage in EvaluationStage:
+        labels = [
+            EvaluatedPolicy(variant, stage, 0.0, strategy).label(config)
+            for strategy in ("plain", "always_delegates", "never_delegates")
+        ]
+        instances = read_instances(results, *labels)
+        choices[str(stage)] = {name: describe(found, rules) for name, found in instances.items()}
+    last = EvaluatedPolicy(variant, EvaluationStage.AFTER, 0.0).label(config)
+    played = [result for result in results if result.place.strategy == last and result.place.size == "seen"]
+    records = [result.episodes[result.chosen] for result in played]
+    folder = config.folder / variant / f"seed{seed}" / "model"
+    return {
+        "training_groups": len(observed),
+        "choices": choices,
+        "left_out": leave_clones_out(config, variant, folder, records[:LEFT_OUT]),
+    }
+
+
+def leave_clones_out(config: RunConfig, variant: str, folder: Path, records: Sequence[EpisodeRecord]) -> dict[str, int]:
+    """Leave each clone out of right answers, greedily. Return how often the answer stayed right, and of how many."""
+    player = make_policy("model", {"folder": str(folder)}, "policy").load(0)
+    assert isinstance(player, ModelPlayer)
+    reward = make_reward(config.reward.name, **config.reward.options)
+    player = replace(player, limits=config.limits_of(variant), reward=reward)
+    count = {"right": 0, "clones": 0}
+    for record in records:
+        if record.answer != record.task.answer:
+            continue
+        clones = [agent.agent_id for agent in record.agents if agent.agent_id != ROOT]
+        replays = [Replay.of(record.episode_id, {clone: Intervention.DEFAULT}) for clone in clones]
+        for replayed in player.play_replays([record], replays, 0.0).values():
+            count["right"] += replayed.record.answer == record.task.answer
+            count["clones"] += 1
+    return count
+
+
+def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
+    """Return the text of `docs/when.md`."""
+    main = of(cells, "when").get("deciding", [])
+    hidden = of(cells, "when_hidden").get("deciding", [])
+    parts = [HEAD.replace("EVIDENCE_LINE", evidence_line(cells, "`--rerun`"))]
+    parts += [PREDICTED, _make_prediction_table(main, hidden)]
+    parts += [REWARD, _make_reward_table(main), REGRET, _make_regret_table(main)]
+    parts += [SHARES, _make_share_table(main), CLONES, _make_left_out_table(main)]
+    if hidden:
+        parts += [HIDDEN, _make_reward_table(hidden)]
+    parts += [PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
+    return joined(parts)
+
+
+def get_rewards(cell: Cell, eval_set: str, stage: str = "after") -> Mapping[str, float]:
+    rewards: Mapping[str, float] = cell["choices"][stage][eval_set]["rewards"]
+    return rewards
+
+
+def get_regrets(cells: Sequence[Cell], eval_set: str, rival: str = "threshold") -> list[float]:
+    """Return how much more a rule earns than the policy, for each seed."""
+    return [get_rewards(cell, eval_set)[rival] - get_rewards(cell, eval_set)["policy"] for cell in cells]
+
+
+def _make_reward_table(cells: Sequence[Cell]) -> str:
+    lines = []
+    for eval_set, words in EVAL_SETS.items():
+        before = over_seeds([get_rewards(cell, eval_set, "before")["policy"] for cell in cells])
+        rewards = [over_seeds([get_rewards(cell, eval_set)[name] for cell in cells]) for name in REWARDS]
+        lines.append([words, shown(before, 3), *(shown(reward, 3) for reward in rewards)])
+    return table(["instances", "before RL", *REWARDS.values()], lines)
+
+
+def _make_regret_table(cells: Sequence[Cell]) -> str:
+    lines = []
+    for eval_set, words in EVAL_SETS.items():
+        for rival in ("threshold", "hindsight"):
+            regrets = get_regrets(cells, eval_set, rival)
+            lines.append([words, REWARDS[rival], each(regrets, 3), shown(over_seeds(regrets), 3, "+")])
+        agreement = [cell["choices"]["after"][eval_set]["agreement"] for cell in cells]
+        lines.append([words, "agreement with the better choice", each(agreement), f"{mean(agreement):.2f}"])
+    return table(["instances", "regret against", "every seed", "mean"], lines)
+
+
+def _make_share_table(cells: Sequence[Cell]) -> str:
+    """Return the share delegated by price, where the window has room and where it has not, before and after RL."""
+    lines = []
+    for eval_set in ("seen", "both_new"):
+        for kind, words in (("fits", "room enough"), ("too_long", "no room")):
+            for stage in ("before", "after"):
+                by_price = [cell["choices"][stage][eval_set]["delegated_by_price"][kind] for cell in cells]
+                prices = sorted(set().union(*by_price), key=int)
+                shares = [mean(found[price][0] for found in by_price if price in found) for price in prices]
+                lines.append([EVAL_SETS[eval_set], words, f"{stage} RL", *(f"{share:.2f}" for share in shares)])
+    return table(["instances", "window", "", *(f"price {price}" for price in range(5))], lines)
+
+
+def _make_left_out_table(cells: Sequence[Cell]) -> str:
+    lines = [[str(cell["seed"]), f"{cell['left_out']['right']} of {cell['left_out']['clones']}"] for cell in cells]
+    return table(["seed", "answers that stay right"], lines)
+
+
+def _make_prediction_table(main: Sequence[Cell], hidden: Sequence[Cell]) -> str:
+    lines = []
+
+    def add(text: str, found: str, held: bool) -> None:
+        lines.append([text, found, "held" if held else "**failed**"])
+
+    for eval_set in ("seen", "new_sizes", "new_windows", "both_new"):
+        regrets = get_regrets(main, eval_set)
+        text = f"{EVAL_SETS[eval_set]}: mean regret against the threshold rule at most 0.02"
+        add(text, shown(over_seeds(regrets), 3, "+"), mean(regrets) <= 0.02)
+    for rival in ("always", "never", "table"):
+        gaps = [get_rewards(cell, "both_new")["policy"] - get_rewards(cell, "both_new")[rival] for cell in main]
+        text = f"new sizes and windows: every seed earns more than {REWARDS[rival]}"
+        add(text, each(gaps, 3), min(gaps) > 0)
+    counts = [sum(cell["left_out"][key] for cell in main) for key in ("right", "clones")]
+    share = counts[0] / max(1, counts[1])
+    add("at most 0.2 of the answers stay right without a clone", f"{counts[0]} of {counts[1]}", share <= 0.2)
+    if hidden:
+        regrets = [get_rewards(cell, "seen")["oracle"] - get_rewards(cell, "seen")["policy"] for cell in hidden]
+        add(
+            "without the window in the prompt: regret of at least 0.05 against the better choice",
+            each(regrets, 3),
+            min(regrets) >= 0.05,
+        )
+    return table(["predicted", "found", ""], lines)
+
+
+HEAD = """# When delegation is worth its cost
+
+Experiments with the embedded model (0.17 M parameters) on sums over three keyed ledgers with fresh digits; nothing
+follows for a large model. The prompt `?[1]C[2]E[3]A;[12],[15],[3]` states how many entries the ledgers have together
+(12), for how many one context has room (15), and the price of a clone (3). All three are drawn for each task. A reader
+pays for its long critical path, a root that calls clones pays their price, and a reader for which the window has no
+room is wrong. The warm start shows both styles half and half, whatever the prompt states, and without the window; its
+demonstrations compare size and window (`[12][15]+[3]`) and do not say what follows. RL has to find out *when*. A third
+of the sizes and of the windows is held out of RL. In RL 15 % of the prompts state no size and 10 % a wrong one.
+
+`python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed0` makes a cell
+again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and every
+reported seed was run once.
+
+EVIDENCE_LINE"""
+
+PREDICTED = """## Predictions
+
+They were committed before the first reported seed."""
+
+REWARD = """## Reward, and what rules would earn
+
+Every instance was played by the policy's own choice and with either choice forced, from the same weights. A rule earns
+the reward of the choice that it takes. The *look-up table* and the *threshold rule* are fitted on the policy's own
+training episodes: the table knows each prompt that it has seen, and the rule delegates where the stated size exceeds
+the window by a number that depends on the price. *In hindsight* the rule is fitted on these very instances. ± is a 95 %
+interval over seeds (Student's t)."""
+
+REGRET = """## Regret
+
+How much more a rule earns than the policy; below 0 the policy earns more. *Agreement* is the share of instances on
+which the policy took the better choice, among those on which the choices differ by 0.02 or more."""
+
+SHARES = "## What the choice follows\n\nShare of the instances on which the root calls clones, mean over seeds."
+
+CLONES = """## Whether answers need the clones
+
+Of right answers by clones, each clone was left out, greedily. By chance one in ten stays right."""
+
+HIDDEN = """## Without the window in the prompt
+
+The control: the same training, but no prompt states the window."""
+
+PROVENANCE = "## Cells\n\nCPU-s are of training, on a shared machine. A warm start that has not learned begins again."
+
+TUNING = "## Tuning\n\nEvery run that led to the frozen configuration, in order."
+
+
+def rerun_cell(name: str, how: Rerun) -> list[Path]:
+    return rerun(name, how, measure)
+
+
+STUDY = Study(
+    page_file=DOCS / "when.md",
+    page=lambda: page(*stored()),
+    rerun=rerun_cell,
+    cells="EXPERIMENT[/VARIANT]/seedN",
+)

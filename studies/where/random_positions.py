@@ -1,0 +1,42 @@
+"""A reader that is trained at random positions, a known cure for contexts that are longer than in training.
+
+Ruoss et al. 2023 (arXiv 2305.16843, section 3): in training the positions of a sequence are a sorted random subset of a
+longer range, so that no distance within that range is new at test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from selfcest_agents.tiny import TinyLanguage
+
+
+@dataclass(frozen=True)
+class RandomPositionLanguage(TinyLanguage):
+    """The tiny model with random positions wherever it is trained, and positions from 0 on wherever it plays."""
+
+    def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> LlamaForCausalLM:
+        model = super().load(seed, folder, dtype)
+        generator = torch.Generator().manual_seed(seed)
+
+        def randomize(_: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            # Only training needs gradients.
+            if torch.is_grad_enabled() and kwargs.get("position_ids") is None:
+                rows, length = kwargs["input_ids"].shape
+                kwargs = {**kwargs, "position_ids": draw_positions(rows, length, self.max_positions, generator)}
+            return args, kwargs
+
+        model.model.register_forward_pre_hook(randomize, with_kwargs=True)
+        return model
+
+
+def draw_positions(rows: int, length: int, num_positions: int, generator: torch.Generator) -> Tensor:
+    """Draw for each row a sorted random subset of 0 to `num_positions` - 1. Returns [rows, length]."""
+    keys = torch.rand(rows, num_positions, generator=generator)
+    return keys.topk(length, dim=1).indices.sort(dim=1).values

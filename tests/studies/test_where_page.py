@@ -1,0 +1,71 @@
+"""The study of where delegation is worth its cost: random positions, and the page from made cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from selfcest_agents.tiny import TinyConfig
+from studies.where import study
+from studies.where.random_positions import RandomPositionLanguage, draw_positions
+
+
+def test_random_positions_are_sorted_subsets() -> None:
+    positions = draw_positions(5, 30, 100, torch.Generator().manual_seed(0))
+    assert positions.shape == (5, 30)
+    assert bool((positions.diff(dim=1) > 0).all())
+    assert int(positions.min()) >= 0
+    assert int(positions.max()) < 100
+    assert not torch.equal(positions[0], positions[1])
+
+
+def test_only_training_has_random_positions() -> None:
+    model = RandomPositionLanguage(max_positions=200).load(0)
+    ids = torch.randint(20, 60, (2, 40))
+    first = model.model(input_ids=ids).last_hidden_state
+    assert not torch.allclose(first, model.model(input_ids=ids).last_hidden_state)
+    with torch.no_grad():
+        played = model.model(input_ids=ids).last_hidden_state
+        assert torch.equal(played, model.model(input_ids=ids).last_hidden_state)
+        assert torch.equal(played, model.model(input_ids=ids, position_ids=torch.arange(40)[None]).last_hidden_state)
+    assert TinyConfig().max_positions == 2048
+
+
+def make_cell(experiment: str, variant: str, seed: int, accuracy: float, path: float) -> dict[str, Any]:
+    costs = {cost: 100.0 for cost in (*study.COSTS, *study.WINDOW_COSTS)}
+    sizes = {
+        size: {**costs, "accuracy": accuracy, "shift": "in", "critical_path_tokens": path}
+        for size in (*study.INSIDE, *study.LONG, "3x26", "12x13")
+    }
+    return {
+        "experiment": experiment,
+        "arm": variant,
+        "seed": seed,
+        "config": "c",
+        "commit": "0" * 40,
+        "version": "0",
+        "attempts": 1,
+        "compute_tokens": 1,
+        "cpu_seconds": 1,
+        "sizes": sizes,
+    }
+
+
+def test_ratios_are_of_accurate_seeds_alone() -> None:
+    delegating = [make_cell("where", "delegating", seed, 0.99, 50) for seed in range(2)]
+    window = [make_cell("where_window", "reading", 0, 0.95, 200), make_cell("where_window", "reading", 1, 0.5, 9000)]
+    groups = study.group_by_variant([*delegating, *window])
+    assert {name: len(cells) for name, cells in groups.items()} == {"delegating": 2, "reading_window": 2}
+    found, held = study.predict_ratio("6x20", "critical_path_tokens", 0.2, 0.3).find(groups)
+    assert (found, held) == ("x0.25", True)
+    found, held = study.predict_accuracy("reading_window", ["6x20"], least=0.9).find(groups)
+    assert (found, held) == ("6x20 0.72", False)
+
+
+def test_a_model_without_a_window_sees_its_whole_context() -> None:
+    cell = make_cell("where", "reading", 0, 1.0, 10)
+    del cell["sizes"]["6x20"]["visible_context"]
+    cell["sizes"]["6x20"]["peak_context"] = 717.0
+    assert study.get_cost(cell, "6x20", "visible_context") == pytest.approx(717.0)
