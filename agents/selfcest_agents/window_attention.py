@@ -41,6 +41,15 @@ class WindowLlama(LlamaForCausalLM):
         super().__init__(config)  # type: ignore[no-untyped-call]
         config._attn_implementation = NAME
 
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
+        """Compute as `LlamaForCausalLM`. Raises `PolicyError` for a mask of padding, which positions do not show."""
+        if attention_mask is not None and attention_mask.dim() == 2 and not bool(attention_mask.all()):
+            raise PolicyError(
+                "the attention_mask hides tokens, and in a model with an attention window positions alone decide what "
+                "a token sees; pad on the right without a mask, or compute the rows one by one"
+            )
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
+
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], *_: Any, **__: Any) -> None:
         """Raise `PolicyError` for any other attention, which would see the whole context."""
         if attn_implementation != NAME:

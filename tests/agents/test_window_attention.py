@@ -99,6 +99,18 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass() -> None:
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 
+def test_generate_of_transformers_decodes_the_same_and_refuses_padding() -> None:
+    model = build(2)
+    ids = torch.tensor([random_ids(30)])
+    found = model.generate(ids, do_sample=False, max_new_tokens=25, eos_token_id=-1)[0].tolist()
+    for position in range(30, 55):
+        assert found[position] == int(logits(model, found[:position])[-1].argmax())
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    with pytest.raises(PolicyError, match="the attention_mask hides tokens"):
+        model(ids, attention_mask=mask)
+
+
 def test_the_learner_computes_what_the_model_decodes() -> None:
     model = build(2)
     samples = []
