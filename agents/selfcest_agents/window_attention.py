@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, L
 from selfcest_env.errors import PolicyError
 
 NAME = "selfcest_window"
+BLOCK = 128  # number of queries that share one selection of keys
 
 
 class WindowLlamaConfig(LlamaConfig):  # type: ignore[no-untyped-call]
@@ -84,26 +85,50 @@ def window_attention(
         The output [rows, new, heads, head_dim], and `None` in place of the attention weights.
     """
     config: Any = module.config
-    sinks = config.attention_sinks
-    reach = sinks + config.attention_window
+    size = BLOCK if key.shape[2] >= config.attention_sinks + config.attention_window + BLOCK else query.shape[2]
+    blocks = zip(torch.split(query, size, dim=2), torch.split(position_ids, size, dim=1), strict=True)
+    outputs = [_attend(config, queries, key, value, positions, scaling) for queries, positions in blocks]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _attend(config: Any, query: Tensor, key: Tensor, value: Tensor, position_ids: Tensor, scaling: float) -> Tensor:
+    """Compute the output [rows, heads, new, head_dim] of queries at consecutive positions [rows or 1, new]."""
+    sinks: int = config.attention_sinks
+    window: int = config.attention_window
     length = key.shape[2]
-    distance = position_ids[:, :, None] - torch.arange(length, device=key.device)
-    is_visible = distance >= 0
-    if length <= reach:
+    positions = torch.arange(length, device=key.device)[None]
+    if length > sinks + window + query.shape[2]:
+        # Only the keys that some query sees. A query within sinks and window sees fewer, and the others lie behind it.
+        first = (position_ids[:, :1] - (window - 1)).clamp(min=sinks)
+        seen = first + torch.arange(window + query.shape[2] - 1, device=key.device)
+        positions = torch.cat([positions[:, :sinks].expand(len(seen), sinks), seen], dim=1)
+        key = _select(key, positions)
+        value = _select(value, positions)
+    # The first columns are the sinks, also after the selection.
+    is_sink = torch.arange(positions.shape[1], device=key.device) < sinks
+    distance = position_ids[:, :, None] - positions[:, None]
+    is_visible = (distance >= 0) & (is_sink | (distance < window))
+    if length <= sinks + window:
         scores = torch.matmul(query, key.transpose(2, 3))
     else:
-        is_sink = torch.arange(length, device=key.device) < sinks
-        is_visible &= is_sink | (distance < config.attention_window)
         # A query beyond sinks and window is moved to the last position that sees all of both.
-        excess = (position_ids - (reach - 1)).clamp(min=0)
+        excess = (position_ids - (sinks + window - 1)).clamp(min=0)
         moved_query = _rotate_back(query, excess, config.rope_parameters["rope_theta"])
         sink_scores = torch.matmul(moved_query, key[:, :, :sinks].transpose(2, 3))
         window_scores = torch.matmul(query, key[:, :, sinks:].transpose(2, 3))
         scores = torch.cat([sink_scores, window_scores], dim=-1)
     scores = (scores * scaling).masked_fill(~is_visible[:, None], float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
-    output = torch.matmul(weights.to(value.dtype), value)
-    return output.transpose(1, 2).contiguous(), None
+    return torch.matmul(weights.to(value.dtype), value)
+
+
+def _select(states: Tensor, positions: Tensor) -> Tensor:
+    """Select positions [rows or 1, selected] of states [rows, heads, length, head_dim]; behind the last: the last."""
+    positions = positions.clamp(max=states.shape[2] - 1)
+    if len(positions) == 1:
+        return states.index_select(2, positions[0])
+    rows = torch.arange(len(states), device=states.device)[:, None]
+    return states[rows, :, positions].transpose(1, 2)
 
 
 def _rotate_back(query: Tensor, steps: Tensor, theta: float) -> Tensor:

@@ -31,7 +31,7 @@ from selfcest_training.learner.update import ForwardOutput, Learner
 VOCAB = 195
 WINDOW = 12
 SINKS = 5
-SHAPE = {"hidden_size": 32, "max_positions": 160}
+SHAPE = {"hidden_size": 32, "max_positions": 400}
 
 
 def build(num_layers: int, *, window: int | None = WINDOW, sinks: int = SINKS) -> LlamaForCausalLM:
@@ -61,9 +61,9 @@ def test_one_layer_sees_the_sinks_and_the_window_as_one_text(sinks: int) -> None
     # has only the sinks and the window, numbered from 0 (arXiv 2309.17453, section 3.2).
     windowed = build(1, sinks=sinks)
     full = build(1, window=None)
-    ids = random_ids(60)
+    ids = random_ids(330)  # more than two blocks of queries
     found = logits(windowed, ids)
-    for position in range(len(ids)):
+    for position in [*range(60), *range(60, 330, 13), 329]:
         seen = ids[: position + 1]
         if len(seen) > sinks + WINDOW:
             seen = [*ids[:sinks], *seen[-WINDOW:]]
@@ -80,7 +80,7 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass() -> None:
     model = build(3)
     rng = random.Random(1)
     requests = [
-        TokenRequest(f"r{i}", tuple(random_ids(rng.randint(1, 60), i)), rng.randint(1, 80), i, 0.8) for i in range(24)
+        TokenRequest(f"r{i}", tuple(random_ids(rng.randint(1, 280), i)), rng.randint(1, 80), i, 0.8) for i in range(24)
     ]
     engine = TransformersEngine(model, stop_ids=range(20, 24), max_batch_size=7, prefix_tokens=200)
     engine.submit(requests)
