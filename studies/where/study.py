@@ -50,10 +50,12 @@ class Prediction:
 
     Attributes:
         text: what was predicted, with its criterion.
-        find: returns what was found, in words, and whether the prediction held.
+        variants: the variants that it is about.
+        find: returns what was found, in words, and whether the prediction held. It needs cells of these variants.
     """
 
     text: str
+    variants: tuple[str, ...]
     find: Callable[[CellsByVariant], tuple[str, bool]]
 
 
@@ -87,12 +89,14 @@ def get_cost(cell: Cell, size: str, cost: str) -> float:
 def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/where.md`."""
     variants = group_by_variant(cells)
-    parts = [HEAD.replace("EVIDENCE_LINE", evidence_line(cells, "`--rerun`"))]
+    parts = [HEAD, evidence_line(cells, "`--rerun`") if cells else NOT_RUN]
     if "delegating" in variants and "reading_window" in variants:
         parts += [RATIOS, _make_ratio_table(variants["delegating"], variants["reading_window"])]
-    parts += [PREDICTED, _make_prediction_table(variants), ACCURACY, _make_accuracy_table(variants)]
-    parts += [COST, _make_cost_table(variants), PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
-    return joined(parts)
+    parts += [PREDICTED, _make_prediction_table(variants)]
+    if variants:
+        parts += [ACCURACY, _make_accuracy_table(variants), COST, _make_cost_table(variants)]
+        parts += [PROVENANCE, provenance(cells)]
+    return joined([*parts, TUNING, tuning_table(tuning)])
 
 
 def _list_sizes(variants: CellsByVariant) -> dict[str, str]:
@@ -152,6 +156,9 @@ def _make_cost_table(variants: CellsByVariant) -> str:
 def _make_prediction_table(variants: CellsByVariant) -> str:
     lines = []
     for prediction in PREDICTIONS:
+        if not set(prediction.variants) <= variants.keys():
+            lines.append([prediction.text, "not run yet", ""])
+            continue
         found, held = prediction.find(variants)
         lines.append([prediction.text, found, "held" if held else "**failed**"])
     return table(["predicted", "found", ""], lines)
@@ -166,7 +173,7 @@ def predict_accuracy(variant: str, sizes: Sequence[str], *, least: float = 0.0, 
         return words, all(least <= value <= most for value in medians.values())
 
     bound = f"at least {least}" if most == 1.0 else f"at most {most}"
-    return Prediction(f"{variant}, {', '.join(sizes)}: median accuracy {bound}", find)
+    return Prediction(f"{variant}, {', '.join(sizes)}: median accuracy {bound}", (variant,), find)
 
 
 def predict_ratio(size: str, cost: str, low: float, high: float) -> Prediction:
@@ -183,7 +190,8 @@ def predict_ratio(size: str, cost: str, low: float, high: float) -> Prediction:
         return f"x{ratio:.2f}", low <= ratio <= high
 
     words = cost.replace("_", " ")
-    return Prediction(f"delegating over reading_window, {size}, {words}: x{low:.2f} to x{high:.2f}", find)
+    text = f"delegating over reading_window, {size}, {words}: x{low:.2f} to x{high:.2f}"
+    return Prediction(text, ("delegating", "reading_window"), find)
 
 
 INSIDE = ("1x16", "2x12", "4x6", "9x4")
@@ -251,11 +259,10 @@ play is greedy.
 
 `python -m studies where` prints this page from `studies/where/evidence`, and `--rerun where/delegating/seed0` makes a
 cell again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and
-every reported seed was run once. [The page before this one](history/delegation.md) had no reader with a window.
+every reported seed is run once. [The page before this one](delegation.md) has no reader with a window that a command
+here trains."""
 
-EVIDENCE_LINE
-
-![Accuracy and critical path against the number of entries](where.png)"""
+NOT_RUN = "*No reported seed has been run yet. Configuration and predictions are frozen.*"
 
 RATIOS = """## What is left to clones
 

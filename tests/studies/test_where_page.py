@@ -34,7 +34,7 @@ def test_only_training_has_random_positions() -> None:
 
 
 def make_cell(experiment: str, variant: str, seed: int, accuracy: float, path: float) -> dict[str, Any]:
-    costs = {cost: 100.0 for cost in (*study.COSTS, *study.WINDOW_COSTS)}
+    costs = dict.fromkeys((*study.COSTS, *study.WINDOW_COSTS), 100.0)
     sizes = {
         size: {**costs, "accuracy": accuracy, "shift": "in", "critical_path_tokens": path}
         for size in (*study.INSIDE, *study.LONG, "3x26", "12x13")

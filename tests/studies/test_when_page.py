@@ -1,0 +1,105 @@
+"""The study of when delegation is worth its cost: rules by hand, and what is read from a rollout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selfcest_agents.policy import ScriptedPolicy
+from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.scripted import OracleActor
+from selfcest_agents.tiny import TinyLanguage
+from selfcest_env.record import EpisodeRecord, write_episode
+from selfcest_env.reward import make_reward
+from selfcest_env.tasks.priced_ledgers import PricedLedgers
+from selfcest_env.tasks.source import Style
+from selfcest_env.types import Limits
+from studies.when.choices import (
+    Instance,
+    Observed,
+    Prompt,
+    describe,
+    evaluate_rule,
+    fit_table,
+    fit_threshold_rule,
+    read_training_values,
+)
+
+
+def observe(size: int | None, room: int, price: int, gain: float) -> Observed:
+    return Observed(Prompt(size, room, price), gain)
+
+
+def make_instance(size: int, room: int, price: int, always: float, never: float, *, delegated: bool) -> Instance:
+    free = always if delegated else never
+    return Instance(Prompt(size, room, price), size, free, always, never, delegated, is_right=free > 0)
+
+
+def test_a_threshold_rule_has_one_threshold_for_each_price() -> None:
+    observed = [
+        observe(9, 12, 4, -0.3),
+        observe(11, 12, 4, -0.2),
+        observe(14, 12, 4, 0.5),
+        observe(15, 12, 4, 0.6),
+        observe(6, 12, 0, 0.1),
+        observe(None, 9, 4, 0.2),
+        observe(None, 18, 4, -0.2),
+    ]
+    rule = fit_threshold_rule(observed)
+    assert not rule(Prompt(13, 12, 4))
+    assert rule(Prompt(16, 14, 4))
+    assert rule(Prompt(6, 12, 0))
+    assert not rule(Prompt(5, 12, 0))
+    assert rule(Prompt(None, 8, 4))
+    assert not rule(Prompt(None, 12, 4))
+
+
+def test_a_table_knows_what_it_has_seen_and_takes_the_better_choice_elsewhere() -> None:
+    table = fit_table([observe(9, 12, 4, -0.3), observe(9, 12, 4, 0.1), observe(15, 12, 4, 0.9)])
+    assert not table(Prompt(9, 12, 4))
+    assert table(Prompt(15, 12, 4))
+    assert table(Prompt(14, 12, 4)), "all gains add up to more than 0"
+
+
+def test_figures_of_an_eval_set_by_hand() -> None:
+    instances = [
+        make_instance(9, 12, 4, 0.4, 0.7, delegated=False),
+        make_instance(15, 12, 4, 0.4, -0.4, delegated=False),
+        make_instance(10, 12, 4, 0.5, 0.51, delegated=True),
+    ]
+    found = describe(instances, {"always": lambda prompt: True})
+    assert found["n"] == 3
+    assert found["delegated"] == pytest.approx(1 / 3, abs=1e-4)
+    assert (found["agreement"], found["counted"]) == (0.5, 2), "a gain of 0.01 does not count"
+    assert found["rewards"]["policy"] == pytest.approx((0.7 - 0.4 + 0.5) / 3, abs=1e-4)
+    assert (
+        found["rewards"]["oracle"] == found["rewards"]["hindsight"] == pytest.approx((0.7 + 0.4 + 0.51) / 3, abs=1e-4)
+    )
+    assert found["delegated_by_price"] == {"fits": {"4": [0.5, 2]}, "too_long": {"4": [0.0, 1]}}
+    assert evaluate_rule(lambda prompt: prompt.size == 15, instances) == pytest.approx((0.7 + 0.4 + 0.51) / 3)
+
+
+def test_training_values_are_differences_within_groups(tmp_path: Path) -> None:
+    language = TinyLanguage()
+    limits = Limits(total_tokens=480, turn_tokens=100, reply_tokens=4, answer_reserve=1, max_turns=6, max_reads=4)
+    rules = language.rules(limits)
+    source = PricedLedgers(sizes=(6,), rooms=(9,), prices=(2,))
+    reward = make_reward("default", clone_cost={"price": 0.03, "price_key": "price"}, token_cost={"price": 0.0})
+    rng = np.random.default_rng(0)
+    lines = []
+    for number in range(3):
+        task = source.draw(rng)
+        # The last group has no episode that reads, so nothing is learned from it.
+        styles = (Style.DELEGATE, Style.READ if number < 2 else Style.DELEGATE)
+        for style in styles:
+            policy = ScriptedPolicy(OracleActor(source, rules.protocol, style), language.codec)
+            (record,) = rollout([RolloutRequest(f"{number}.{style}", task, number)], policy, rules)
+            assert isinstance(record, EpisodeRecord)
+            lines.append(write_episode(reward.score(record)))
+    file = tmp_path / "episodes.jsonl"
+    file.write_text("".join(lines), encoding="utf-8")
+    values = read_training_values(file)
+    assert [item.prompt for item in values] == [Prompt(6, 9, 2)] * 2
+    assert [item.gain for item in values] == pytest.approx([-0.18, -0.18])
