@@ -83,7 +83,8 @@ def measure(config: RunConfig, variant: str, results: Sequence[Result]) -> dict[
             for strategy in ("plain", "always_delegates", "never_delegates")
         ]
         instances = read_instances(results, *labels)
-        choices[str(stage)] = {name: describe(found, rules) for name, found in instances.items()}
+        name = "after" if stage is EvaluationStage.AFTER else "before"
+        choices[name] = {eval_set: describe(found, rules) for eval_set, found in instances.items()}
     last = EvaluatedPolicy(variant, EvaluationStage.AFTER, 0.0).label(config)
     played = [result for result in results if result.place.strategy == last and result.place.size == "seen"]
     records = [result.episodes[result.chosen] for result in played]
@@ -155,7 +156,10 @@ def _make_regret_table(cells: Sequence[Cell]) -> str:
             regrets = get_regrets(cells, eval_set, rival)
             lines.append([words, REWARDS[rival], each(regrets, 3), shown(over_seeds(regrets), 3, "+")])
         agreement = [cell["choices"]["after"][eval_set]["agreement"] for cell in cells]
-        lines.append([words, "agreement with the better choice", each(agreement), f"{mean(agreement):.2f}"])
+        known = [value for value in agreement if value is not None]
+        lines.append(
+            [words, "agreement with the better choice", each(agreement), f"{mean(known):.2f}" if known else "-"]
+        )
     return table(["instances", "regret against", "every seed", "mean"], lines)
 
 

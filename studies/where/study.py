@@ -289,7 +289,7 @@ TUNING = "## Tuning\n\nEvery run that led to the frozen configuration, in order.
 STUDY = Study(
     page_file=DOCS / "where.md",
     page=lambda: page(*stored()),
-    figures={DOCS / "where.png": lambda file: draw(stored()[0], file)},
+    figures={DOCS / "where.png": lambda file: draw(stored()[0], file)} if stored()[0] else {},
     rerun=rerun,
     cells="EXPERIMENT[/VARIANT]/seedN",
 )

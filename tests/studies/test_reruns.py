@@ -27,6 +27,7 @@ CELLS = {
     "gallery": ["episodes", "example"],
     "methods": ["methods_when/deciding/seed0", "sweep/seed0"],
     "scaling": ["episodes", "curve", "results"],
+    "when": ["when/deciding/seed0"],
     "where": ["where/deciding/seed0"],
 }
 TRAINED = [cell.partition("/")[0] for cells in CELLS.values() for cell in cells if cell.endswith("/deciding/seed0")]
@@ -79,6 +80,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
     sizes: dict[str, dict[str, object]] = {
         "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
         "gallery": {"LEFT_OUT": 1},
+        "when": {"measure": lambda config, variant, results: {}},  # of priced ledgers, which the example has none of
         "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
     }
     for study, values in sizes.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
@@ -16,6 +17,10 @@ from selfcest_env.reward import make_reward
 from selfcest_env.tasks.priced_ledgers import PricedLedgers
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
+from selfcest_training.config_file import read_config
+from studies import trained
+from studies.runner import CONFIGS, Rerun, read_json
+from studies.when import study
 from studies.when.choices import (
     Instance,
     Observed,
@@ -79,6 +84,30 @@ def test_figures_of_an_eval_set_by_hand() -> None:
     )
     assert found["delegated_by_price"] == {"fits": {"4": [0.5, 2]}, "too_long": {"4": [0.0, 1]}}
     assert evaluate_rule(lambda prompt: prompt.size == 15, instances) == pytest.approx((0.7 + 0.4 + 0.51) / 3)
+
+
+@pytest.mark.slow
+def test_a_cell_is_trained_played_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = read_config(CONFIGS / "when.yaml")
+    data |= {"log_groups": 16, "threads": 1}
+    deciding = data["variants"]["deciding"]
+    for phase in deciding["warmstart"]["phases"]:
+        phase["tokens"] = 2000
+        phase.pop("min_accuracy", None)
+    deciding["rl"] |= {"steps": 1, "tasks_per_step": 2, "group_size": 4}
+    data["evaluation"]["episodes"] = 3
+    config = tmp_path / "when.yaml"
+    config.write_text(yaml.safe_dump(data), encoding="utf-8")
+    monkeypatch.setitem(trained.EXPERIMENTS, "when", config)
+    monkeypatch.chdir(tmp_path)
+    (file,) = study.rerun_cell("when/deciding/seed0", Rerun(study.EVIDENCE, tmp_path / "cells"))
+    cell = read_json(file)
+    assert cell["left_out"].keys() == {"right", "clones"}
+    assert cell["choices"].keys() == {"before", "after"}
+    for sets in cell["choices"].values():
+        assert sets.keys() == study.EVAL_SETS.keys()
+        assert all(found["n"] == 3 and found["rewards"].keys() == study.REWARDS.keys() for found in sets.values())
+    assert study.page([cell], []).count("held") + study.page([cell], []).count("failed") >= 8
 
 
 def test_training_values_are_differences_within_groups(tmp_path: Path) -> None:
