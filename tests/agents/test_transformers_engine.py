@@ -379,7 +379,7 @@ def test_layers_with_a_state_are_refused() -> None:
 def test_attention_sees_the_longest_live_context_and_no_more() -> None:
     cache = SlotCache()
     for length in (3, 70):
-        cache.prepare(0, torch.tensor([[length - 1]]), length)
+        cache.prepare(slice(0, 1), torch.tensor([[0]]), torch.tensor([[length - 1]]), length)
         keys, _ = cache.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), 0)
         assert keys.shape == (1, 2, length, 4)
     assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [2, 69]  # growing kept what was written

@@ -11,6 +11,9 @@ that draws another token than the others continues in a new row, with a copy of 
 With `prefix_tokens` finished contexts are stored, so that an agent's next turn computes only its new part. Of several
 requests with the same prefix one is prefilled first, and the others copy the prefix.
 
+With `draft_tokens` a step also computes guesses of the next ids of a row, and each sequence keeps its draws as long as
+they agree with the guess (see `drafts`). A step with guesses computes all its ids as one row without padding.
+
 The model can be the learner's own object or a copy, for example in another dtype. `load_weights` receives new weights
 in both cases, and copies only tensors that are not the model's own. `poll` changes the mode of the model while it
 computes, so no other thread may use the model at the same time.
@@ -33,11 +36,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfcest_agents.engine import Completion, TokenRequest, check_requests, check_weights
 from selfcest_agents.transformers.admission import CachedPrefix, plan_prefill
-from selfcest_agents.transformers.grouped_attention import use_grouped_attention
+from selfcest_agents.transformers.drafts import DraftTable
+from selfcest_agents.transformers.grouped_attention import RaggedRows, use_grouped_attention
 from selfcest_agents.transformers.packed_linear import PackedLinears
 from selfcest_agents.transformers.prefix_store import PrefixStore
 from selfcest_agents.transformers.sampling import draw, uniform_stream
@@ -51,34 +56,39 @@ PATIENCE_STEPS = 8
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request that is decoded. `uniforms` [max_new_tokens] has one random number for each token to draw."""
+    """A request that is decoded.
+
+    Attributes:
+        uniforms: [max_new_tokens] one random number for each token to draw.
+        ids: the context and the drawn tokens.
+        logprobs: of the drawn tokens.
+    """
 
     request: TokenRequest
     uniforms: npt.NDArray[np.float64]
     policy_version: int
-    token_ids: list[int] = field(default_factory=list)
+    ids: list[int]
     logprobs: list[float] = field(default_factory=list)
 
     @property
-    def input_id(self) -> int:
-        """Input of the next decoding step, which is the last id so far."""
-        return self.token_ids[-1] if self.token_ids else self.request.context_ids[-1]
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return (*self.request.context_ids, *self.token_ids)
-
-    @property
     def position(self) -> int:
-        """Position of `input_id`, which is also the number of positions in the cache."""
-        return len(self.request.context_ids) + len(self.token_ids) - 1
+        """Position of the last id, which is the input of the next step. So many positions are in the cache."""
+        return len(self.ids) - 1
 
     @property
-    def uniform(self) -> float:
-        return float(self.uniforms[len(self.token_ids)])
+    def num_left(self) -> int:
+        """Number of tokens that may still be drawn."""
+        return self.request.max_new_tokens - len(self.logprobs)
+
+    def next_uniforms(self, count: int) -> list[float]:
+        """Return the random numbers of the next `count` tokens, or of all that are left."""
+        drawn = len(self.logprobs)
+        uniforms: list[float] = self.uniforms[drawn : drawn + count].tolist()
+        return uniforms
 
     def completion(self, reason: FinishReason) -> Completion:
-        return Completion(self.request.key, tuple(self.token_ids), tuple(self.logprobs), reason, self.policy_version)
+        token_ids = tuple(self.ids[len(self.request.context_ids) :])
+        return Completion(self.request.key, token_ids, tuple(self.logprobs), reason, self.policy_version)
 
 
 _Row = list[_Sequence]
@@ -97,10 +107,12 @@ class TransformersEngine:
         prefill_tokens: maximum number of ids of one prefill pass, including padding. A longer context has its own pass.
         prefix_tokens: maximum number of ids of finished contexts whose keys and values are stored for reuse; 0 for
             none. This is worth its cost for any model that is much larger than the tiny one.
+        draft_tokens: maximum number of ids that are guessed for a row and step; 0 for none. This is worth its cost
+            where sequences resemble each other and a step takes about as long for a few rows as for many.
 
     Raises:
         PolicyError: the model's attention depends on more than positions (sliding windows, dynamic RoPE), or it has
-            layers with a state instead of a cache.
+            layers with a state instead of a cache; `draft_tokens` is above 0 and its attention is `eager`.
     """
 
     def __init__(
@@ -111,14 +123,21 @@ class TransformersEngine:
         max_batch_size: int = 256,
         prefill_tokens: int = 8192,
         prefix_tokens: int = 0,
+        draft_tokens: int = 0,
     ) -> None:
         _check_model(model)
-        if max_batch_size < 1 or prefill_tokens < 1 or prefix_tokens < 0:
+        if max_batch_size < 1 or prefill_tokens < 1 or prefix_tokens < 0 or draft_tokens < 0:
             raise PolicyError(
-                f"max_batch_size is {max_batch_size}, prefill_tokens is {prefill_tokens} and prefix_tokens is "
-                f"{prefix_tokens}; expected at least 1, 1 and 0"
+                f"max_batch_size is {max_batch_size}, prefill_tokens is {prefill_tokens}, prefix_tokens is "
+                f"{prefix_tokens} and draft_tokens is {draft_tokens}; expected at least 1, 1, 0 and 0"
+            )
+        if draft_tokens and model.config.get_text_config()._attn_implementation == "eager":
+            raise PolicyError(
+                f"draft_tokens is {draft_tokens} and the model's attention is 'eager', which cannot compute rows of "
+                "different lengths; load the model with attn_implementation 'sdpa', or set draft_tokens to 0"
             )
         self._prefixes = PrefixStore(prefix_tokens)
+        self._drafts = DraftTable(draft_tokens, frozenset(stop_ids))
         self._policy_version = 0
         self._model = model
         self._linears = PackedLinears(model)
@@ -142,16 +161,17 @@ class TransformersEngine:
     def policy_version(self, version: int) -> None:
         self._policy_version = version
         self._prefixes.clear()
+        self._drafts.clear()
         self._linears.clear()
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """See `TrainableEngine`. Tensors of the model itself, as of a shared model, are not copied."""
         # The sent tensors are freed before contexts are recomputed, because both need memory.
         self._copy_weights(weights)
         self.policy_version = policy_version
         self._recompute_cache()
 
-    def _copy_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _copy_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         parameters = dict(self._model.named_parameters())
         tied_names = dict(self._model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
         tensors = {name: tensor for name, tensor in weights if name not in tied_names}
@@ -202,7 +222,7 @@ class TransformersEngine:
     def _inference(self) -> Iterator[None]:
         with (
             _evaluation_mode(self._model),
-            use_grouped_attention(self._model),
+            use_grouped_attention(self._model, ragged=self._drafts.max_length > 0),
             self._linears.use(),
             torch.inference_mode(),
         ):
@@ -215,7 +235,7 @@ class TransformersEngine:
         with self._inference():
             for first in range(0, len(self._rows), rows_at_once):
                 rows = self._rows[first : first + rows_at_once]
-                self._fill_cache(first, [row[0].ids[:-1] for row in rows], [0] * len(rows))
+                self._fill_cache(first, [tuple(row[0].ids[:-1]) for row in rows], [0] * len(rows))
 
     def _admit(self) -> None:
         """Move waiting requests into free slots, unless there are so few that it is better to wait for more."""
@@ -230,9 +250,11 @@ class TransformersEngine:
             request = self._waiting.popleft()
             uniforms = uniform_stream(request.seed, request.max_new_tokens)
             row = new_rows.setdefault((request.context_ids, request.temperature), [])
-            row.append(_Sequence(request, uniforms, self.policy_version))
+            row.append(_Sequence(request, uniforms, self.policy_version, list(request.context_ids)))
         row_by_key = {row[0].request.key: row for row in new_rows.values()}
         requests: Sequence[TokenRequest] = [row[0].request for row in new_rows.values()]
+        for row in new_rows.values():
+            self._drafts.note(row[0].ids, 0)
         while requests:
             plan = plan_prefill(requests, self._prefixes)
             for batch in plan.batches(self._prefill_tokens):
@@ -277,24 +299,34 @@ class TransformersEngine:
         self._forward(first_slot, torch.tensor(padded, device=device), positions, max(cached) + width)
 
     def _step(self) -> list[Completion]:
-        """Decode one position of every live row and draw a token for every sequence; return those that finished."""
+        """Decode the last id of every live row, and its guess; draw tokens; return the sequences that finished."""
         device = self._model.device
+        guesses = self._guess()
+        counts = [1 + len(guess) for guess in guesses]
+        ids = [[row[0].ids[-1], *guess] for row, guess in zip(self._rows, guesses, strict=True)]
         positions = [row[0].position for row in self._rows]
-        logits = self._forward(
-            0,
-            torch.tensor([[row[0].input_id] for row in self._rows], device=device),
-            torch.tensor(positions, device=device)[:, None],
-            max(positions) + 1,
-        )
+        if max(counts) == 1:
+            logits = self._forward(
+                0,
+                torch.tensor(ids, device=device),
+                torch.tensor(positions, device=device)[:, None],
+                max(positions) + 1,
+            )
+        else:
+            logits = self._forward_ragged(ids, positions)
         row_of_draw: list[int] = []
         uniforms: list[float] = []
-        for slot, row in enumerate(self._rows):
+        first = 0
+        for row, count in zip(self._rows, counts, strict=True):
             for sequence in row:
-                row_of_draw.append(slot)
-                uniforms.append(sequence.uniform)
-        ids, logprobs = draw(
+                sequence_uniforms = sequence.next_uniforms(count)
+                uniforms += sequence_uniforms
+                row_of_draw += range(first, first + len(sequence_uniforms))
+            first += count
+        temperatures = torch.tensor([row[0].request.temperature for row in self._rows], dtype=torch.float64)
+        drawn_ids, logprobs = draw(
             logits,
-            torch.tensor([row[0].request.temperature for row in self._rows], dtype=torch.float64, device=device),
+            temperatures.repeat_interleave(torch.tensor(counts)).to(device),
             torch.tensor(row_of_draw, device=device),
             torch.tensor(uniforms, dtype=torch.float64, device=device),
         )
@@ -304,41 +336,74 @@ class TransformersEngine:
                 "diverged; check the gradient norms of the last updates, and restart from a checkpoint"
             )
         self._steps_since_admission += 1
-        return self._append_tokens(iter(zip(ids.tolist(), logprobs.tolist(), strict=True)))
+        return self._append_tokens(guesses, iter(zip(drawn_ids.tolist(), logprobs.tolist(), strict=True)))
 
-    def _append_tokens(self, draws: Iterator[tuple[int, float]]) -> list[Completion]:
+    def _guess(self) -> list[Sequence[int]]:
+        """Guess the next ids of every row. The last token that a sequence may draw needs no guess."""
+        guesses = []
+        for row in self._rows:
+            num_left = max(sequence.num_left for sequence in row)
+            guesses.append(self._drafts.guess(row[0].ids, min(self._drafts.max_length, num_left - 1)))
+        return guesses
+
+    def _append_tokens(self, guesses: Sequence[Sequence[int]], draws: Iterator[tuple[int, float]]) -> list[Completion]:
         """Append the drawn tokens, split rows whose sequences differ now, and free the rows that have finished.
 
         Args:
-            draws: id and log-probability of every sequence, in the order of rows.
+            guesses: ids that were guessed for each row.
+            draws: id and log-probability of every position of every sequence, in the order of rows.
 
         Returns:
             The completions of the finished sequences.
         """
         finished: list[Completion] = []
-        for slot, row in enumerate(list(self._rows)):
-            live_by_token: dict[int, _Row] = {}
-            num_finished = len(finished)
+        for slot, (row, guess) in enumerate(zip(list(self._rows), guesses, strict=True)):
+            num_before = len(row[0].ids)
+            live_by_tokens: dict[tuple[int, ...], _Row] = {}
+            deepest: _Sequence | None = None
             for sequence in row:
-                token, logprob = next(draws)
-                sequence.token_ids.append(token)
-                sequence.logprobs.append(logprob)
-                if token in self._stop_ids:
-                    finished.append(sequence.completion(FinishReason.STOP))
-                elif len(sequence.token_ids) == sequence.request.max_new_tokens:
-                    finished.append(sequence.completion(FinishReason.LENGTH))
-                else:
-                    live_by_token.setdefault(token, []).append(sequence)
+                row_draws = [next(draws) for _ in range(min(1 + len(guess), sequence.num_left))]
+                reason = self._append_agreeing(sequence, guess, row_draws)
+                if reason is None:
+                    live_by_tokens.setdefault(tuple(sequence.ids[num_before:]), []).append(sequence)
+                    continue
+                finished.append(sequence.completion(reason))
+                self._drafts.note(sequence.ids, num_before)
+                if deepest is None or len(sequence.ids) > len(deepest.ids):
+                    deepest = sequence
             # A context that older weights have computed must not be reused with the current ones.
-            if len(finished) > num_finished and row[0].policy_version == self.policy_version:
-                self._store_prefix(slot, row[0].ids[:-1])
-            # The first token continues in this slot, and every other token in a new slot with a copy of the cache.
-            self._rows[slot], *split_rows = live_by_token.values() or [[]]
+            if deepest is not None and deepest.policy_version == self.policy_version:
+                self._store_prefix(slot, tuple(deepest.ids[:-1]))
+            for live_row in live_by_tokens.values():
+                self._drafts.note(live_row[0].ids, num_before)
+            # The first tokens continue in this slot, and all others in new slots with a copy of the cache.
+            self._rows[slot], *split_rows = live_by_tokens.values() or [[]]
             for split_row in split_rows:
                 self._cache.copy(slot, len(self._rows), split_row[0].position)
                 self._rows.append(split_row)
         self._release([slot for slot, row in enumerate(self._rows) if not row])
         return finished
+
+    def _append_agreeing(
+        self, sequence: _Sequence, guess: Sequence[int], draws: Sequence[tuple[int, float]]
+    ) -> FinishReason | None:
+        """Append draws up to the first one that ends the sequence or differs from the guess.
+
+        Draws behind it belong to another context than that of the sequence.
+
+        Returns:
+            Why the sequence ended, or `None`.
+        """
+        for index, (token, logprob) in enumerate(draws):
+            sequence.ids.append(token)
+            sequence.logprobs.append(logprob)
+            if token in self._stop_ids:
+                return FinishReason.STOP
+            if not sequence.num_left:
+                return FinishReason.LENGTH
+            if index < len(guess) and token != guess[index]:
+                break
+        return None
 
     def _release(self, slots: Sequence[int]) -> None:
         """Free these slots, and move the last rows into the gaps."""
@@ -349,7 +414,7 @@ class TransformersEngine:
                 self._rows[slot] = last
                 self._cache.copy(len(self._rows), slot, last[0].position)
 
-    def _forward(self, first_slot: int, ids: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+    def _forward(self, first_slot: int, ids: Tensor, positions: Tensor, length: int) -> Tensor:
         """Run the model over consecutive slots.
 
         Args:
@@ -361,22 +426,56 @@ class TransformersEngine:
         Returns:
             [rows, vocabulary] logits of the last token of each row.
         """
-        self._cache.prepare(first_slot, positions, length)
-        # A token attends to all cached positions up to its own.
-        visible = torch.arange(length, device=ids.device) <= positions[:, :, None]
-        dtype = self._model.dtype
-        mask = torch.zeros(visible.shape, dtype=dtype, device=ids.device)
-        mask.masked_fill_(~visible, torch.finfo(dtype).min)
+        rows = torch.arange(first_slot, first_slot + len(ids), device=ids.device)
+        self._cache.prepare(slice(first_slot, first_slot + len(ids)), rows[:, None], positions, length)
         output = self._model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=mask[:, None],
+            attention_mask=self._make_mask(positions, length),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        logits: torch.Tensor = output.logits
+        logits: Tensor = output.logits
         return logits[:, -1]
+
+    def _forward_ragged(self, ids: Sequence[Sequence[int]], positions: Sequence[int]) -> Tensor:
+        """Run the model over all live rows, with any number of ids per row and without padding.
+
+        Args:
+            ids: input ids of each row.
+            positions: position of the first id of each row.
+
+        Returns:
+            [ids, vocabulary] logits of every id of the first row, then of the second one, and so on.
+        """
+        device = self._model.device
+        counts = torch.tensor([len(row_ids) for row_ids in ids], device=device)
+        width = int(counts.max())
+        first_positions = torch.tensor(positions, device=device)
+        padded_positions = first_positions[:, None] + torch.arange(width, device=device)
+        is_id = torch.arange(width, device=device) < counts[:, None]
+        rows, _ = is_id.nonzero(as_tuple=True)
+        length = int((first_positions + counts).max())
+        flat_positions = padded_positions[is_id][None]
+        self._cache.prepare(slice(0, len(ids)), rows[None], flat_positions, length)
+        output = self._model(
+            input_ids=torch.tensor([[token for row_ids in ids for token in row_ids]], device=device),
+            position_ids=flat_positions,
+            attention_mask=self._make_mask(padded_positions, length),
+            past_key_values=self._cache,
+            use_cache=True,
+            ragged_rows=RaggedRows(is_id),
+        )
+        logits: Tensor = output.logits
+        return logits[0]
+
+    def _make_mask(self, positions: Tensor, length: int) -> Tensor:
+        """Return the additive mask [rows, 1, tokens, length]. A token attends to all positions up to its own."""
+        visible = torch.arange(length, device=positions.device) <= positions[:, :, None]
+        dtype = self._model.dtype
+        mask = torch.zeros(visible.shape, dtype=dtype, device=positions.device)
+        return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
 
 
 @contextmanager

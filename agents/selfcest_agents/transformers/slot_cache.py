@@ -29,42 +29,41 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
-        self._first = 0
+        self._rows = slice(0, 0)
         self._length = 0
         self._row_index = torch.zeros(0, 0, dtype=torch.long)
         self._positions = torch.zeros(0, 0, dtype=torch.long)
 
-    def prepare(self, first: int, positions: torch.Tensor, length: int) -> None:
-        """Prepare one forward pass over rows `first, first + 1, ...`.
+    def prepare(self, rows: slice, row_index: torch.Tensor, positions: torch.Tensor, length: int) -> None:
+        """Prepare one forward pass.
 
         Args:
-            first: slot of the first row.
+            rows: slots that attention reads.
+            row_index: slot in which each new token is written, in a shape that broadcasts to that of `positions`.
             positions: [rows, new tokens] positions at which the new tokens are written, all below `length`.
             length: number of positions that attention reads, from position 0.
         """
-        self._first = first
+        self._rows = rows
+        self._row_index = row_index
         self._positions = positions
         self._length = length
-        rows = torch.arange(first, first + positions.shape[0], device=positions.device)
-        self._row_index = rows[:, None]
         for layer in range(len(self._keys)):
-            self._grow(layer, first + positions.shape[0], length)
+            self._grow(layer, rows.stop, length)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write states [rows, kv_heads, new tokens, head_dim]; return all [rows, kv_heads, length, head_dim]."""
+        """Write states [1 or rows, kv_heads, new tokens, head_dim]; return all [rows, kv_heads, length, head_dim]."""
         if layer_idx == len(self._keys):
             empty = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
             self._keys.append(empty)
             self._values.append(empty)
-            self._grow(layer_idx, self._first + self._positions.shape[0], self._length)
+            self._grow(layer_idx, self._rows.stop, self._length)
         keys = self._keys[layer_idx]
         values = self._values[layer_idx]
         keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
         values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
-        rows = slice(self._first, self._first + key_states.shape[0])
-        return keys[rows, :, : self._length], values[rows, :, : self._length]
+        return keys[self._rows, :, : self._length], values[self._rows, :, : self._length]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` over slot `target`."""
