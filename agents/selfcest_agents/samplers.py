@@ -154,13 +154,14 @@ class TransformersSampler(Checked):
     Attributes:
         dtype: dtype of a copy of the weights for sampling; `None` to sample from the learner's model without a copy.
             With LoRA there is always a copy, into which the adapter is merged.
-        max_batch_size, prefill_tokens, prefix_tokens: see `TransformersEngine`.
+        max_batch_size, prefill_tokens, prefix_tokens, draft_tokens: see `TransformersEngine`.
     """
 
     dtype: Annotated[str, OneOf("float32", "bfloat16")] | None = None
     max_batch_size: Count = 256
     prefill_tokens: Count = 8192
     prefix_tokens: Size = 0
+    draft_tokens: Size = 0
 
     @property
     def shared(self) -> bool:
@@ -188,6 +189,7 @@ class TransformersSampler(Checked):
             max_batch_size=self.max_batch_size,
             prefill_tokens=self.prefill_tokens,
             prefix_tokens=self.prefix_tokens,
+            draft_tokens=self.draft_tokens,
         )
         return Sampler(engine, shared=is_shared, exact=sampled_model.dtype == torch.float32)
 

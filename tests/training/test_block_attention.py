@@ -47,8 +47,15 @@ def test_the_numbers_are_those_of_a_dense_product() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, heads, length, 8, dtype=torch.float64) for heads in (4, 2, 2))
     want, _ = sdpa_attention_forward(Heads(), query, key, value, mask, scaling=0.3)
-    found, _ = block_attention.block_attention(Heads(), query, key, value, mask, scaling=0.3)
-    torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
+    weights = torch.randn_like(want)
+    states = [query, key, value]
+    gradients = []
+    for attend in (sdpa_attention_forward, block_attention.block_attention):
+        leaves = [tensor.clone().requires_grad_() for tensor in states]
+        found, _ = attend(Heads(), *leaves, mask, scaling=0.3)
+        torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
+        gradients.append(torch.autograd.grad((found * weights).sum(), leaves))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -58,11 +65,13 @@ def test_gradients_are_those_of_padded_rows_and_other_tokens_are_not_looked_at(
 ) -> None:
     pairs: list[int] = []
 
-    def counted(module: Any, query: Any, key: Any, *rest: Any, **options: Any) -> Any:
-        pairs.append(query.shape[2] * key.shape[2])
-        return sdpa_attention_forward(module, query, key, *rest, **options)
+    flash = block_attention._FLASH
 
-    monkeypatch.setattr(block_attention, "sdpa_attention_forward", counted)
+    def counted(query: Any, key: Any, *rest: Any, **options: Any) -> Any:
+        pairs.append(query.shape[2] // Heads.num_key_value_groups * key.shape[2])
+        return flash(query, key, *rest, **options)
+
+    monkeypatch.setattr(block_attention, "_FLASH", counted)
     samples, model = group(50, 40, 8) + group(60, 50, 6, seed=1), in_double(grouped_llama())
     forward = ForwardOptions(logit_chunk=chunk, gradient_checkpointing=checkpointing)
     padded = gradient(model, samples, Rows.BUCKETED, 10_000)
