@@ -152,6 +152,8 @@ def block_attention(
         [rows, length, heads, head_dim], and `None` for the attention weights.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # The mask has the dtype of autocast. Rotary positions make queries and keys float32.
+    query, key, value = (states.to(attention_mask.dtype) for states in (query, key, value))
     output: Tensor = _BlockAttention.apply(query, key, value, attention_mask, scale)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2), None
 
