@@ -13,9 +13,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from selfcest_training.learner import block_attention
 from selfcest_training.learner.batch import Sample
-from selfcest_training.learner.block_attention import BLOCK, NAME
+from selfcest_training.learner.block_attention import NAME
 from selfcest_training.learner.options import ForwardOptions, Rows
 from selfcest_training.learner.tree_rows import TreeRow, build_tree_rows, collate_trees
+
+BLOCK = 128
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_attention, "BLOCK", BLOCK)
 
 
 def group(prompt: int, completion: int, size: int, seed: int = 0) -> list[Sample]:
@@ -56,6 +63,25 @@ def test_the_numbers_are_those_of_a_dense_product() -> None:
         torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
         gradients.append(torch.autograd.grad((found * weights).sum(), leaves))
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-9)
+
+
+def test_half_precision_sums_a_shared_prefix_in_float32() -> None:
+    layout = collate_trees([TreeRow.of(group(200, 100, 8))], pad_id=0).layout
+    assert layout is not None
+    assert layout.visible is not None
+    torch.manual_seed(0)
+    shapes = [(1, heads, layout.visible.shape[1], 64) for heads in (4, 2, 2)]
+    states = [torch.randn(shape).bfloat16().float() for shape in shapes]
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        mask = torch.zeros(layout.visible.shape, dtype=dtype).masked_fill_(~layout.visible, float("-inf"))[:, None]
+        leaves = [tensor.clone().requires_grad_() for tensor in states]
+        # Under autocast queries and keys are float32 and the mask is not.
+        output, _ = block_attention.block_attention(Heads(), *leaves, mask)
+        assert output.dtype == dtype
+        gradients.append(torch.autograd.grad(output.float().square().sum(), leaves))
+    for half, exact in zip(gradients[1], gradients[0], strict=True):
+        assert float((half - exact).norm() / exact.norm()) < 0.01
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
