@@ -71,10 +71,13 @@ def test_it_answers_greedily_as_generate_does(smollm2: ChatModel) -> None:
         assert found[question] == tuple(out[0, len(context) :].tolist())
 
 
+@pytest.mark.parametrize("draft_tokens", [0, 8])
 @pytest.mark.parametrize(("dtype", "mean", "largest"), [("float32", 1e-5, 1e-4), ("bfloat16", 0.15, 0.8)])
-def test_sampled_log_probs_are_the_learners(smollm2: ChatModel, dtype: str, mean: float, largest: float) -> None:
+def test_sampled_log_probs_are_the_learners(
+    smollm2: ChatModel, dtype: str, mean: float, largest: float, draft_tokens: int
+) -> None:
     model = smollm2.model if dtype == "float32" else load_chat_model(smollm2_path(), dtype=dtype).model
-    engine = TransformersEngine(model, stop_ids=smollm2.codec.stop_ids, prefix_tokens=4096)
+    engine = TransformersEngine(model, stop_ids=smollm2.codec.stop_ids, prefix_tokens=4096, draft_tokens=draft_tokens)
     engine.submit([TokenRequest(q, ask(smollm2.codec, q), 16, i, 0.8) for i, q in enumerate(QUESTIONS)])
     differences = []
     while engine.pending:
