@@ -42,7 +42,7 @@ from transformers import PreTrainedModel
 from selfcest_agents.engine import Completion, TokenRequest, check_requests, check_weights
 from selfcest_agents.transformers.admission import CachedPrefix, plan_prefill
 from selfcest_agents.transformers.drafts import DraftTable
-from selfcest_agents.transformers.grouped_attention import RaggedRows, use_grouped_attention
+from selfcest_agents.transformers.grouped_attention import IRREPLACEABLE, RaggedRows, use_grouped_attention
 from selfcest_agents.transformers.packed_linear import PackedLinears
 from selfcest_agents.transformers.prefix_store import PrefixStore
 from selfcest_agents.transformers.sampling import draw, uniform_stream
@@ -112,7 +112,8 @@ class TransformersEngine:
 
     Raises:
         PolicyError: the model's attention depends on more than positions (sliding windows, dynamic RoPE), or it has
-            layers with a state instead of a cache; `draft_tokens` is above 0 and its attention is `eager`.
+            layers with a state instead of a cache; `draft_tokens` is above 0 and its attention is `eager` or
+            of windows.
     """
 
     def __init__(
@@ -131,10 +132,11 @@ class TransformersEngine:
                 f"max_batch_size is {max_batch_size}, prefill_tokens is {prefill_tokens}, prefix_tokens is "
                 f"{prefix_tokens} and draft_tokens is {draft_tokens}; expected at least 1, 1, 0 and 0"
             )
-        if draft_tokens and model.config.get_text_config()._attn_implementation == "eager":
+        attention = model.config.get_text_config()._attn_implementation
+        if draft_tokens and attention in IRREPLACEABLE:
             raise PolicyError(
-                f"draft_tokens is {draft_tokens} and the model's attention is 'eager', which cannot compute rows of "
-                "different lengths; load the model with attn_implementation 'sdpa', or set draft_tokens to 0"
+                f"draft_tokens is {draft_tokens} and the model's attention is {attention!r}, which cannot compute rows "
+                "of different lengths; load the model with attn_implementation 'sdpa', or set draft_tokens to 0"
             )
         self._prefixes = PrefixStore(prefix_tokens)
         self._drafts = DraftTable(draft_tokens, frozenset(stop_ids))
