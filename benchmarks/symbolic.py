@@ -17,6 +17,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from statistics import median
 from typing import Any
 
@@ -26,15 +27,23 @@ from rich.console import Console
 from rich.table import Table
 
 from selfcest_env import symbolic_v0
-from selfcest_env.symbolic import BatchDelegation, make_rules
+from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules
 from selfcest_env.symbolic.serial import SymbolicSerialVectorEnv
 
 Burst = Callable[[], int]  # does some work, returns how many units it was
 
+SMALL: dict[str, Any] = {"task_options": {"items": 6}, "max_clones": 4}
+# Built when this file is run, because tasks are imported by name: later, `--before` would get those of another version.
+GAMES = {
+    "chain, 6 items, 5 agents": make_rules(**SMALL),
+    "chain, 16 items, 9 agents, nested": make_rules(task_options={"items": 16}, max_clones=8, max_depth=2),
+    "cells=16, 17 agents": make_rules("cells", {"cells": 16}, max_clones=16, total_tokens=131),
+}
 
-def batch_kernel(num_envs: int, steps: int, **rules: Any) -> Burst:
+
+def batch_kernel(num_envs: int, steps: int, rules: SymbolicRules) -> Burst:
     """Observations, masks, uniform legal actions, a joint step and the restart of finished episodes, every step."""
-    kernel = BatchDelegation(make_rules(**rules), num_envs)
+    kernel = BatchDelegation(rules, num_envs)
     kernel.reset(seed=0)
     rng = np.random.default_rng(0)
     seen = kernel.observations()
@@ -50,9 +59,9 @@ def batch_kernel(num_envs: int, steps: int, **rules: Any) -> Burst:
     return burst
 
 
-def batch_rows(num_envs: int, steps: int, **rules: Any) -> Burst:
-    """The same with the rows of those who can act alone."""
-    kernel = BatchDelegation(make_rules(**rules), num_envs)
+def batch_rows(num_envs: int, steps: int, rules: SymbolicRules) -> Burst:
+    """The same with rows of the agents that can act."""
+    kernel = BatchDelegation(rules, num_envs)
     kernel.reset(seed=0)
     rng = np.random.default_rng(0)
 
@@ -66,9 +75,30 @@ def batch_rows(num_envs: int, steps: int, **rules: Any) -> Burst:
     return burst
 
 
-def serial(num_envs: int, steps: int, **rules: Any) -> Burst:
+def linear_policy(num_envs: int, steps: int, rules: SymbolicRules) -> Burst:
+    """Decisions of a linear policy with random weights: what a learner does between two updates."""
+    kernel = BatchDelegation(rules, num_envs)
+    kernel.reset(seed=0)
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((kernel.ready_agents().observations.shape[1], kernel.num_actions), np.float32)
+
+    def burst() -> int:
+        decisions = 0
+        for _ in range(steps):
+            ready = kernel.ready_agents()
+            logits = np.where(ready.action_masks, ready.observations @ weights, -np.inf)
+            kernel.step_ready(logits.argmax(axis=1))
+            kernel.restart()
+            decisions += len(ready.envs)
+        return decisions
+
+    return burst
+
+
+def serial(num_envs: int, steps: int, rules: SymbolicRules) -> Burst:
     """The vector environment of one decision per step, under uniform legal play."""
-    env = SymbolicSerialVectorEnv(num_envs, **rules)
+    limits = {item.name: getattr(rules, item.name) for item in fields(rules)}
+    env = SymbolicSerialVectorEnv(num_envs, **limits)
     infos = env.reset(seed=0)[1]
     rng = np.random.default_rng(0)
 
@@ -178,26 +208,26 @@ def bursts_of(checkout: str) -> dict[str, Any]:
 
 
 def compare(console: Console, checkout: str, repeats: int) -> None:
-    """Environment-steps of this version and of another."""
+    """Environment-steps and decisions of this version and of another; the first tables have the peer too."""
     before = bursts_of(checkout)
-    games: dict[str, dict[str, Any]] = {
-        "chain": {"task": "chain"},
-        "cells=16": {"task": "cells", "task_options": {"cells": 16}, "max_clones": 16, "total_tokens": 131},
-    }
-    for name, rules in games.items():
+    for num_envs in (64, 4096):
+        steps = 80_000 // (num_envs + 100)
+        for name, rules in GAMES.items():
+            bursts = {
+                "Gymnasium CartPoleVectorEnv": cart_pole(num_envs, 2 * steps),
+                "before, rows": before["batch_rows"](num_envs, steps, before["GAMES"][name]),
+                "now, rows": batch_rows(num_envs, steps, rules),
+            }
+            _show(console, f"{name}, {num_envs} environments, and the peer", speeds_of(bursts, repeats))
+    for name, rules in GAMES.items():
         for num_envs in (1, 8, 64, 256, 4096):
             steps = 20_000 // (num_envs + 100)
-            joint = {
-                "before": before["batch_kernel"](num_envs, steps, **rules),
-                "now": batch_kernel(num_envs, steps, **rules),
-                "now, rows of who acts": batch_rows(num_envs, steps, **rules),
-            }
-            alone = {
-                "before": before["serial"](num_envs, steps, **rules),
-                "now": serial(num_envs, steps, **rules),
-            }
-            for what, bursts in (("joint steps", joint), ("one decision a step", alone)):
-                _show(console, f"{name}, {num_envs} environments, {what}", speeds_of(bursts, repeats))
+            for play in (batch_kernel, batch_rows, linear_policy, serial):
+                bursts = {
+                    "before": before[play.__name__](num_envs, steps, before["GAMES"][name]),
+                    "now": play(num_envs, steps, rules),
+                }
+                _show(console, f"{name}, {num_envs} environments, {play.__name__}", speeds_of(bursts, repeats))
 
 
 def main() -> None:
@@ -209,9 +239,6 @@ def main() -> None:
     if arguments.before is not None:
         compare(Console(), arguments.before, repeats)
         return
-    small: dict[str, Any] = {"task_options": {"items": 6}, "max_clones": 4}
-    nested: dict[str, Any] = {"task_options": {"items": 16}, "max_clones": 8, "max_depth": 2}
-    games = {"6 items, 5 agents": small, "16 items, 9 agents, nested": nested}
     console = Console()
     for num_envs, steps in ((64, 1000), (4096, 20)):
         bursts = {"Gymnasium CartPoleVectorEnv": cart_pole(num_envs, 2 * steps)}
@@ -220,9 +247,15 @@ def main() -> None:
                 bursts[name] = peer(num_envs, steps)
             except ModuleNotFoundError as error:
                 console.print(f"[yellow]{name} is left out: {error}")
-        for how, play in (("", batch_kernel), (", rows of who acts", batch_rows), (", one decision a step", serial)):
-            bursts |= {f"chain, {name}{how}": play(num_envs, steps, **rules) for name, rules in games.items()}
+        for how, play in (("all agents", batch_kernel), ("rows", batch_rows), ("one decision a step", serial)):
+            for name, rules in GAMES.items():
+                bursts[f"{name}: {how}"] = play(num_envs, steps, rules)
         _show(console, f"environment-steps per second, {num_envs} environments, one core", speeds_of(bursts, repeats))
+    for name, rules in GAMES.items():
+        bursts = {}
+        for num_envs in (64, 256, 1024, 4096):
+            bursts[f"{num_envs} environments"] = linear_policy(num_envs, 60_000 // (num_envs + 100), rules)
+        _show(console, f"{name}: decisions per second of a linear policy, rows", speeds_of(bursts, repeats))
     alone: dict[str, Burst] = {}
     try:
         from pettingzoo.classic import tictactoe_v3
@@ -231,7 +264,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         console.print(f"[yellow]PettingZoo's tictactoe_v3 is left out: {error}; the extra bench has it")
     objects: dict[str, Burst] = {}
-    for agents, options in ((9, {}), (5, small)):
+    for agents, options in ((9, {}), (5, SMALL)):
         for population in ("fixed", "persistent", "dynamic"):
             env = symbolic_v0.env(population=population, **options)
             objects[f"symbolic_v0.env, {agents} agents, {population}"] = turns(env, 40)

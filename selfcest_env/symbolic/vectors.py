@@ -130,11 +130,10 @@ class ObservationWriter:
         rules = self._rules
         flat = self._flat
         # Computing the word at every cell of every tape is cheaper than collecting the symbols of every agent.
-        words_at = self._words_at
         self._symbols[:] = flat.tape
-        words_at[:] = self._symbols
+        words_at = self._symbols
         for symbols in self._later_symbols:
-            words_at *= self._base
+            words_at = np.multiply(words_at, self._base, out=self._words_at)
             words_at += symbols
         starts = turns.envs * rules.tape_length
         starts += flat.segment_start[turns.agents]
