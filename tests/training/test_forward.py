@@ -29,6 +29,8 @@ from transformers import (
 )
 
 from selfcest_env.errors import ConfigError
+from selfcest_training.learner import eager_attention
+from selfcest_training.learner import forward as forward_module
 from selfcest_training.learner.batch import TokenBatch, collate
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions, OptimizerConfig, Precision, Rows
@@ -100,7 +102,10 @@ def test_an_id_that_nothing_precedes_has_no_logprob() -> None:
 
 
 @pytest.mark.parametrize("rows", [collate, lambda samples, pad_id: collate_trees([TreeRow.of(samples)], pad_id)])
-def test_logits_exist_a_chunk_at_a_time_and_are_not_kept(rows: Callable[..., TokenBatch]) -> None:
+def test_logits_exist_a_chunk_at_a_time_and_are_not_kept(
+    rows: Callable[..., TokenBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward_module, "MAX_KEPT_LOGITS", 0)
     model, most = tiny("sdpa"), []
     samples = sorted(random_samples(2)[0], key=lambda sample: sample.token_ids.tolist())
     model.get_output_embeddings().register_forward_hook(lambda _, __, logits: most.append(logits.shape.numel()))  # type: ignore[union-attr]
@@ -115,6 +120,64 @@ def test_logits_exist_a_chunk_at_a_time_and_are_not_kept(rows: Callable[..., Tok
     assert len(most) == 2 * num_chunks, "made again"
     assert max(most) == 5 * model.config.vocab_size
     assert not [shape for shape in kept.values() if shape[-1] == model.config.vocab_size]
+
+
+def test_few_logits_are_kept_and_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = some_batch()
+    num_logits = int(batch.loss_mask[:, 1:].sum()) * tiny().config.vocab_size
+    gradients = []
+    for limit in (num_logits - 1, num_logits):
+        model, passes = tiny(), []
+        monkeypatch.setattr(forward_module, "MAX_KEPT_LOGITS", limit)
+        forward = Forward(model, ForwardOptions(logit_chunk=5))
+        model.get_output_embeddings().register_forward_hook(lambda *_, passes=passes: passes.append(1))  # type: ignore[union-attr, misc]
+        forward.logprobs(batch).sum().backward()  # type: ignore[no-untyped-call]
+        num_chunks = -(-int(batch.loss_mask[:, 1:].sum()) // 5)
+        assert len(passes) == (2 if limit < num_logits else 1) * num_chunks
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]))
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("heads", [2, 4])  # with 4 the scale is 1 / sqrt(8), no power of two
+@pytest.mark.parametrize("max_scores", [1, 5000, 1 << 30])
+@pytest.mark.parametrize("rows", [collate, lambda samples, pad_id: collate_trees([TreeRow.of(samples)], pad_id)])
+def test_eager_attention_by_parts_is_that_of_transformers_bit_for_bit(
+    rows: Callable[..., TokenBatch], max_scores: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_attention, "MAX_SCORES", max_scores)
+    samples = sorted(random_samples(heads)[0], key=lambda sample: sample.token_ids.tolist())
+    batch = rows(samples, pad_id=0)
+    results = []
+    for by_parts in (False, True):
+        options = {**SMALL, "num_attention_heads": heads, "num_key_value_heads": heads}
+        model = built(LlamaForCausalLM, LlamaConfig(**options))
+        model.set_attn_implementation("eager")
+        forward = Forward(model)
+        assert forward._uses_eager_attention
+        forward._uses_eager_attention = by_parts
+        logprobs = forward.logprobs(batch)
+        assert model.config._attn_implementation == "eager"
+        (logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)).sum().backward()  # type: ignore[no-untyped-call]
+        gradients = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+        results.append(torch.cat([logprobs.flatten(), *gradients]))
+    assert torch.equal(*results)
+
+
+def test_only_a_plain_llama_with_eager_attention_is_computed_by_parts() -> None:
+    def uses(model: PreTrainedModel, **options: Any) -> bool:
+        return Forward(model, ForwardOptions(**options))._uses_eager_attention
+
+    assert uses(tiny("eager"))
+    assert not uses(tiny("sdpa"))
+    assert not uses(in_double(tiny("eager")))
+    assert not uses(tiny("eager"), gradient_checkpointing=True)
+    assert not uses(tiny("eager"), autocast=HALF)
+    grouped = llama()  # two heads read the same keys
+    grouped.set_attn_implementation("eager")
+    assert not uses(grouped)
+    other = built(Qwen2ForCausalLM, Qwen2Config(**{**SMALL, "num_key_value_heads": 4}))
+    other.set_attn_implementation("eager")
+    assert not uses(other)
 
 
 def test_checkpointing_keeps_less_and_leaves_the_model_as_it_was() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,9 +17,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, TokenBatch
 from selfcest_training.learner.block_attention import make_layer_contexts, use_block_attention
+from selfcest_training.learner.eager_attention import can_use_eager_attention, use_eager_attention
 from selfcest_training.learner.losses.functions import chosen_logprobs, entropies
 from selfcest_training.learner.options import ForwardOptions, Precision
 
+# Number of logits of one pass that are kept for the backward pass, as to recompute them takes longer than their 16 MiB
+# are worth. Chunks of more logits are recomputed.
+MAX_KEPT_LOGITS = 1 << 22
 # From logits [M, V], ids [M] and temperature [M] to values [M, ...].
 LogitFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -53,6 +57,9 @@ class Forward:
             if check_head:
                 check_output_layer(model, options)
         self._trunk: Callable[..., Any] = torch.compile(trunk) if options.compile else trunk
+        # A checkpointed layer is computed again outside of the block that replaces the attention.
+        is_plain = not (options.compile or options.gradient_checkpointing or self._half)
+        self._uses_eager_attention = is_plain and can_use_eager_attention(model)
 
     @property
     def in_blocks(self) -> bool:
@@ -118,9 +125,11 @@ class Forward:
         hidden = self._trunk(**inputs).last_hidden_state[rows, columns]
         size = self.options.logit_chunk
         chunks = zip(*(values.split(size) for values in (hidden, ids, temperature)), strict=True)
-        # Each chunk's logits are freed after use and recomputed in the backward pass.
-        recomputed = partial(checkpoint, self._apply_head, use_reentrant=False, preserve_rng_state=False)
-        return torch.cat([recomputed(*chunk, function) for chunk in chunks])
+        apply_head: Callable[..., Tensor] = self._apply_head
+        if len(ids) * self.model.config.get_text_config().vocab_size > MAX_KEPT_LOGITS:
+            # Each chunk's logits are freed after use and recomputed in the backward pass.
+            apply_head = partial(checkpoint, apply_head, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([apply_head(*chunk, function) for chunk in chunks])
 
     def _apply_head(self, hidden: Tensor, ids: Tensor, temperature: Tensor, function: LogitFunction) -> Tensor:
         return function(self._head(hidden), ids, temperature)
@@ -150,7 +159,11 @@ class Forward:
     @contextmanager
     def _precision_and_attention(self, layout: RowLayout) -> Iterator[None]:
         uses_blocks = layout.visible is not None and self.in_blocks
-        attention = use_block_attention(self.model) if uses_blocks else nullcontext()
+        attention: AbstractContextManager[None] = nullcontext()
+        if uses_blocks:
+            attention = use_block_attention(self.model)
+        elif self._uses_eager_attention:
+            attention = use_eager_attention(self.model)
         precision = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half)
         with precision, attention:
             yield
