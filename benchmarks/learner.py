@@ -15,6 +15,11 @@ no more memory. Tree rows save more the larger `--group` and the longer the prom
 
 Time is CPU time of one thread, the least of two steps, so that other work on the machine matters less. Memory is the
 peak minus the memory of the process with its model loaded.
+
+    OMP_NUM_THREADS=1 python benchmarks/learner.py --default-run [--repeats 3]
+
+compares the steps of the warm starts of `selfcest train` with the same steps under transformers' eager attention and
+with recomputed logits, without TRL. Each pair of steps is interleaved, and the weights must stay equal bit for bit.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,12 +41,20 @@ import torch
 from learner_peer import NUM_COMPLETIONS, NUM_STEPS, Cost, Meter, Work
 from transformers import AutoModelForCausalLM
 
+from selfcest_agents.language import language_of
 from selfcest_agents.pretrained import smollm2_path
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_env.reward import make_reward
 from selfcest_env.types import ROOT
-from selfcest_training.learner.batch import Sample
+from selfcest_training.config_file import load_config
+from selfcest_training.families import make_families
+from selfcest_training.learner import forward
+from selfcest_training.learner.batch import Sample, bucket_by_length
+from selfcest_training.learner.forward import MAX_KEPT_LOGITS
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Precision, Rows
 from selfcest_training.learner.update import Learner
+from selfcest_training.run.experiment import default_config
+from selfcest_training.stages.warmstart import play_demonstrations
 
 PEER = ("trl==1.16.0", "torch==2.13.0")
 HERE = Path(__file__).parent
@@ -145,6 +159,43 @@ def verdicts(measurements: Sequence[Setting]) -> Iterator[str]:
             yield f"equal memory: no setting of TRL needs as little; {setting} | {peer}"
 
 
+def compare_default_run(repeats: int) -> Iterator[str]:
+    """Yield a line for the last phase of each warm start of the default run: CPU time of a step, and their ratio."""
+    torch.set_num_threads(1)
+    config = load_config(default_config(), [])
+    language = language_of(config.model)
+    families = make_families(config.tasks, "train")
+    reward = make_reward(config.reward.name, **config.reward.options)
+    for name, variant in config.variants.items():
+        warm_start = variant.warmstart
+        limits = config.limits_of(name)
+        samples = play_demonstrations(
+            language, limits, reward, families, warm_start.phases[-1], 0, 0, warm_start.pool_tokens
+        )
+        batches = list(bucket_by_length(samples, warm_start.batch_tokens))
+        models = [language.load(0), language.load(0)]
+        learners = [
+            Learner(model, warm_start.optimizer, pad_id=0, micro_batch_tokens=config.micro_batch_tokens)
+            for model in models
+        ]
+        learners[0]._forward._uses_eager_attention = False
+        seconds = np.full((2, len(batches)), np.inf)
+        for _, (i, batch) in itertools.product(range(repeats), enumerate(batches)):
+            for side, max_kept_logits in enumerate((0, MAX_KEPT_LOGITS)):
+                forward.MAX_KEPT_LOGITS = max_kept_logits
+                start = time.process_time()
+                learners[side].imitation_step(batch, 0.0)
+                seconds[side, i] = min(seconds[side, i], time.process_time() - start)
+        pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), "the weights differ"
+        before, after = 1000 * seconds.mean(axis=1)
+        longest = max(map(len, samples))
+        yield (
+            f"{name}: {before:.1f} -> {after:.1f} ms a step, ratio {after / before:.2f}; n = {len(batches)} steps of "
+            f"rows of up to {longest} ids, least of {repeats}"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=("smollm2", "tiny"), default=["smollm2", "tiny"])
@@ -155,7 +206,14 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path, help="Python of an environment with TRL")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each setting, and no verdicts")
     parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--default-run", action="store_true", help="the steps of the warm starts of selfcest train")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of --default-run")
     given = parser.parse_args()
+    if given.default_run:
+        for line in compare_default_run(given.repeats):
+            print(line, flush=True)
+        print(f"load {os.getloadavg()[0]:.1f}")
+        return
     if given.work:
         print(json.dumps(asdict(our_step(Work(**json.loads(given.work))))))
         return

@@ -48,8 +48,8 @@ class ForwardOptions(Checked):
 
     Attributes:
         autocast: dtype of the layers' computation.
-        logit_chunk: number of positions whose logits exist at a time; the backward pass recomputes them. 0: the logits
-            of all trained positions, computed once and kept.
+        logit_chunk: number of positions whose logits exist at a time; the backward pass recomputes them, unless all of
+            a pass take less than 16 MiB. 0: the logits of all trained positions, computed once and kept.
         gradient_checkpointing: whether to keep the inputs of layers only and recompute the layers in the backward pass.
         compile: whether to use `torch.compile`, which takes minutes at the start and again for a new shape of rows.
     """
