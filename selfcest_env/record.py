@@ -208,10 +208,14 @@ class Cost:
     depth: int = _measured(lambda e: max(agent.depth for agent in e.agents if not agent.absent), max, compared=False)
 
 
-@cache
 def cost_measures() -> Mapping[str, Measure]:
     """Return the measure of each field of `Cost` by name, in order."""
-    return {item.name: item.metadata["measure"] for item in fields(Cost)}
+    return _measures_of(Cost)
+
+
+@cache
+def _measures_of(cost: type[Cost]) -> Mapping[str, Measure]:
+    return {item.name: item.metadata["measure"] for item in fields(cost)}
 
 
 @dataclass(frozen=True)

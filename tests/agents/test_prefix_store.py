@@ -164,5 +164,5 @@ def test_the_store_finds_whole_blocks_and_drops_what_was_not_used() -> None:
 
 
 def test_bounds_are_checked(model: LlamaForCausalLM) -> None:
-    with pytest.raises(PolicyError, match="prefix_tokens is -1; expected at least 1, 1 and 0"):
+    with pytest.raises(PolicyError, match="prefix_tokens is -1 and draft_tokens is 0; expected at least 1, 1, 0 and 0"):
         TransformersEngine(model, stop_ids=(), prefix_tokens=-1)

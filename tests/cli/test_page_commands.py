@@ -100,6 +100,8 @@ NOT_RUN = {
     "OMP_NUM_THREADS=1 python benchmarks/generation.py": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/learner.py": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/learner.py --default-run": MEASURES,
+    "OMP_NUM_THREADS=1 python benchmarks/rl_step.py --model runs/warm/delegating/seed0/model --tasks 1 "
+    "--base CHECKOUT": MEASURES,
     "python -m studies scaling --rerun episodes curve --store": MEASURES,
     "python -m studies scaling --rerun results --store --write": REPEATS,
     "python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json": REPEATS,

@@ -151,10 +151,11 @@ def a_token_too_many(self: Transition, balance: Any, agents: Any, actions: Any) 
     return GRANTS(self, balance, agents, actions) + np.array([[1], [0], [0]], np.int32)
 
 
-def joins_for_free(self: Transition) -> None:
+def joins_for_free(self: Transition, ended: Any) -> Any:
     before = self.flat.prompt_tokens.copy()
-    JOIN(self)
+    ended_roots = JOIN(self, ended)
     self.flat.tokens_left += self.flat.prompt_tokens - before
+    return ended_roots
 
 
 @pytest.mark.parametrize(("name", "broken"), [("_share_balance", a_token_too_many), ("_join", joins_for_free)])
@@ -167,10 +168,11 @@ def test_a_game_in_numbers_that_counts_wrongly_is_found(
 
 
 def test_numbers_and_words_must_cost_the_same(soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unrecorded(self: Transition) -> None:
+    def unrecorded(self: Transition, ended: Any) -> Any:
         before = self.flat.prompt_tokens.copy()
-        JOIN(self)
+        ended_roots = JOIN(self, ended)
         self.flat.prompt_tokens[:] = before
+        return ended_roots
 
     monkeypatch.setattr(Transition, "_join", unrecorded)
     assert any("in numbers" in text for text in soak.play("twin", 0, 15).findings)
