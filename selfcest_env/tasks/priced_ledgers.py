@@ -4,7 +4,7 @@
 one context has room for a reader of 15 entries, and that a clone has three times its price. Each is drawn for each
 task, and the game enforces the window. The stated size may be missing (`;?,[15],[3]`) or wrong.
 
-The expert begins with what it was told and whether that fits, `[12][15]+[3]`: `+` where it fits, `-` where it does not,
+The expert begins with what it was told and whether that fits, `[12][15][3]+`: `+` where it fits, `-` where it does not,
 `?` where it cannot know. Then it calls clones or reads, as its style says. So it compares two numbers, and nothing in a
 demonstration says what follows from them.
 """
@@ -49,7 +49,7 @@ class Terms(NamedTuple):
     def thought(self) -> str:
         """Return the beginning of the expert's first thought."""
         fits = "?" if self.size is None or self.room is None else "+" if self.size <= self.room else "-"
-        return f"{_write(self.size)}{_write(self.room)}{fits}[{self.price}]"
+        return f"{_write(self.size)}{_write(self.room)}[{self.price}]{fits}"
 
 
 def _write(number: int | None) -> str:

@@ -211,7 +211,7 @@ follows for a large model. The prompt `?[1]C[2]E[3]A;[12],[15],[3]` states how m
 (12), for how many one context has room (15), and the price of a clone (3). All three are drawn for each task. A reader
 pays for its long critical path, a root that calls clones pays their price, and a reader for which the window has no
 room is wrong. The warm start shows both styles half and half, whatever the prompt states, and without the window; its
-demonstrations compare size and window (`[12][15]+[3]`) and do not say what follows. RL has to find out *when*. A third
+demonstrations compare size and window (`[12][15][3]+`) and do not say what follows. RL has to find out *when*. A third
 of the sizes and of the windows is held out of RL. In RL 15 % of the prompts state no size and 10 % a wrong one.
 
 `python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed0` makes a cell

@@ -68,11 +68,11 @@ def test_sizes_are_missing_and_wrong_as_often_as_asked() -> None:
 @pytest.mark.parametrize(
     ("terms", "written", "thought"),
     [
-        (Terms(12, 15, 3), ";[12],[15],[3]", "[12][15]+[3]"),
-        (Terms(15, 15, 0), ";[15],[15],[0]", "[15][15]+[0]"),
-        (Terms(16, 15, 0), ";[16],[15],[0]", "[16][15]-[0]"),
-        (Terms(None, 15, 3), ";?,[15],[3]", "?[15]?[3]"),
-        (Terms(12, None, 3), ";[12],?,[3]", "[12]??[3]"),
+        (Terms(12, 15, 3), ";[12],[15],[3]", "[12][15][3]+"),
+        (Terms(15, 15, 0), ";[15],[15],[0]", "[15][15][0]+"),
+        (Terms(16, 15, 0), ";[16],[15],[0]", "[16][15][0]-"),
+        (Terms(None, 15, 3), ";?,[15],[3]", "?[15][3]?"),
+        (Terms(12, None, 3), ";[12],?,[3]", "[12]?[3]?"),
     ],
 )
 def test_terms_are_written_and_read(terms: Terms, written: str, thought: str) -> None:
