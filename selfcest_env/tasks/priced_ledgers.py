@@ -1,12 +1,13 @@
 """Sums over keyed ledgers whose prompt states size, window and price: whether to call clones depends on all three.
 
-`?[1]C[2]E[3]A;[12],[15],[3]` names three ledgers (see `long_ledgers`). It says that they have 12 entries together, that
-one context has room for a reader of 15 entries, and that a clone has three times its price. Each is drawn for each
-task, and the game enforces the window. The stated size may be missing (`;?,[15],[3]`) or wrong.
+`?[1]C[2]E[3]A;09,15,3` names three ledgers (see `long_ledgers`). It says that they have 9 entries together, that one
+context has room for a reader of 15 entries, and that a clone has three times its price. Each is drawn for each task,
+and the game enforces the window. The stated size may be missing (`;??,15,3`) or wrong.
 
-The expert begins with what it was told and whether that fits, `[12][15][3]+`: `+` where it fits, `-` where it does not,
-`?` where it cannot know. Then it calls clones or reads, as its style says. So it compares two numbers, and nothing in a
-demonstration says what follows from them.
+The expert begins with what it was told and whether that fits, `09153+`: `+` where it fits, `-` where it does not, `?`
+where it cannot know. Then it calls clones or reads, as its style says. So it compares two numbers, and nothing in a
+demonstration says what follows from them. Numbers are written in digits, so that a number which no demonstration has
+consists of digits which they have.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from selfcest_env.tasks.source import GIVE_UP, Proposal, Style, content_hash, dr
 from selfcest_env.types import Task
 from selfcest_env.views import Observation
 
-MAX_STATED = 99  # [0] to [99] are single tokens of the embedded model
-
-_Stated = Annotated[tuple[Annotated[int, Between(0, MAX_STATED)], ...], NotEmpty(), Distinct()]
+_Stated = Annotated[tuple[Annotated[int, Between(0, 99)], ...], NotEmpty(), Distinct()]
+_Prices = Annotated[tuple[Annotated[int, Between(0, 9)], ...], NotEmpty(), Distinct()]
 _Share = Annotated[float, Between(0, 1)]
 
 
@@ -44,19 +44,19 @@ class Terms(NamedTuple):
     price: int
 
     def write(self) -> str:
-        return f";{_write(self.size)},{_write(self.room)},[{self.price}]"
+        return f";{_write(self.size)},{_write(self.room)},{self.price}"
 
     def thought(self) -> str:
         """Return the beginning of the expert's first thought."""
         fits = "?" if self.size is None or self.room is None else "+" if self.size <= self.room else "-"
-        return f"{_write(self.size)}{_write(self.room)}[{self.price}]{fits}"
+        return f"{_write(self.size)}{_write(self.room)}{self.price}{fits}"
 
 
 def _write(number: int | None) -> str:
-    return "?" if number is None else f"[{number}]"
+    return "??" if number is None else f"{number:02d}"
 
 
-_TERMS = re.compile(r"(.+);(?:\?|\[([0-9]{1,2})\]),(?:\?|\[([0-9]{1,2})\]),\[([0-9]{1,2})\]", re.S)
+_TERMS = re.compile(r"(.+);(?:\?\?|([0-9]{2})),(?:\?\?|([0-9]{2})),([0-9])", re.S)
 
 
 def parse(text: str) -> tuple[str, Terms] | None:
@@ -90,9 +90,9 @@ class PricedLedgers(Checked):
     named: Annotated[int, Between(1, 12)] = 3
     sizes: _Stated = tuple(range(3, 19))
     rooms: _Stated = tuple(range(6, 21))
-    prices: _Stated = (0, 1, 2, 3, 4)
+    prices: _Prices = (0, 1, 2, 3, 4)
     max_length: Annotated[int, Between(1, 26)] = 9
-    window_base: Count = 78
+    window_base: Count = 82
     window_per_entry: Count = 5
     enforced: bool = True
     room_is_stated: bool = True

@@ -52,7 +52,7 @@ def test_a_prompt_states_what_was_drawn() -> None:
         entries = sum(len(read_entries(task.context[key])) for key in re.findall("[A-Z]", stated[0]))
         assert stated[1] == (task.metadata["size"], task.metadata["room"], task.metadata["price"])
         assert stated[1].size == entries
-        assert task.context_tokens == 78 + 5 * (stated[1].room or 0)
+        assert task.context_tokens == 82 + 5 * (stated[1].room or 0)
         assert task.metadata["stated_size"] == entries
 
 
@@ -68,11 +68,11 @@ def test_sizes_are_missing_and_wrong_as_often_as_asked() -> None:
 @pytest.mark.parametrize(
     ("terms", "written", "thought"),
     [
-        (Terms(12, 15, 3), ";[12],[15],[3]", "[12][15][3]+"),
-        (Terms(15, 15, 0), ";[15],[15],[0]", "[15][15][0]+"),
-        (Terms(16, 15, 0), ";[16],[15],[0]", "[16][15][0]-"),
-        (Terms(None, 15, 3), ";?,[15],[3]", "?[15][3]?"),
-        (Terms(12, None, 3), ";[12],?,[3]", "[12]?[3]?"),
+        (Terms(9, 15, 3), ";09,15,3", "09153+"),
+        (Terms(15, 15, 0), ";15,15,0", "15150+"),
+        (Terms(16, 15, 0), ";16,15,0", "16150-"),
+        (Terms(None, 15, 3), ";??,15,3", "??153?"),
+        (Terms(12, None, 3), ";12,??,3", "12??3?"),
     ],
 )
 def test_terms_are_written_and_read(terms: Terms, written: str, thought: str) -> None:
