@@ -125,6 +125,9 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
         parts += [SHARES, _make_share_table(main), CLONES, _make_left_out_table(main)]
     if hidden:
         parts += [HIDDEN, _make_reward_table(hidden)]
+    uncompared = of(cells, "when_uncompared").get("deciding", [])
+    if uncompared:
+        parts += [UNCOMPARED, _make_reward_table(uncompared), _make_share_table(uncompared)]
     if cells:
         parts += [PROVENANCE, provenance(cells)]
     return joined([*parts, TUNING, tuning_table(tuning)])
@@ -207,12 +210,13 @@ def _make_prediction_table(main: Sequence[Cell], hidden: Sequence[Cell]) -> str:
 HEAD = """# When delegation is worth its cost
 
 Experiments with the embedded model (0.17 M parameters) on sums over three keyed ledgers with fresh digits; nothing
-follows for a large model. The prompt `?[1]C[2]E[3]A;[12],[15],[3]` states how many entries the ledgers have together
+follows for a large model. The prompt `?[1]C[2]E[3]A;12,15,3` states how many entries the ledgers have together
 (12), for how many one context has room (15), and the price of a clone (3). All three are drawn for each task. A reader
 pays for its long critical path, a root that calls clones pays their price, and a reader for which the window has no
 room is wrong. The warm start shows both styles half and half, whatever the prompt states, and without the window; its
-demonstrations compare size and window (`[12][15][3]+`) and do not say what follows. RL has to find out *when*. A third
-of the sizes and of the windows is held out of RL. In RL 15 % of the prompts state no size and 10 % a wrong one.
+demonstrations compare size and window (`12153+`) and do not say what follows. RL has to find out *when*. A third of
+the sizes and of the windows is held out of demonstrations and of RL. 15 % of the prompts state no size and 10 % a
+wrong one.
 
 `python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed0` makes a cell
 again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and every
@@ -246,6 +250,11 @@ Of right answers by clones, each clone was left out, greedily. By chance one in 
 HIDDEN = """## Without the window in the prompt
 
 The control: the same training, but no prompt states the window."""
+
+UNCOMPARED = """## Without the comparison in the demonstrations
+
+The control: the same training, but demonstrations only repeat the numbers (`12153`), so that RL has to compare size and
+window, too."""
 
 PROVENANCE = "## Cells\n\nCPU-s are of training, on a shared machine. A warm start that has not learned begins again."
 
