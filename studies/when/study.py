@@ -59,6 +59,7 @@ REWARDS = {
     "hindsight": "threshold rule in hindsight",
     "oracle": "better choice of each instance",
 }
+PRICES = ("0", "3", "4", "5")  # of when.yaml
 LEFT_OUT = 100  # episodes of which clones are left out
 MAX_REGRET = 0.02
 MAX_UNNEEDED = 0.2
@@ -173,10 +174,9 @@ def _make_share_table(cells: Sequence[Cell]) -> str:
         for kind, words in (("fits", "room enough"), ("too_long", "no room")):
             for stage in ("before", "after"):
                 by_price = [cell["choices"][stage][eval_set]["delegated_by_price"][kind] for cell in cells]
-                prices = sorted(set().union(*by_price), key=int)
-                shares = [mean(found[price][0] for found in by_price if price in found) for price in prices]
+                shares = [mean(found[price][0] for found in by_price if price in found) for price in PRICES]
                 lines.append([EVAL_SETS[eval_set], words, f"{stage} RL", *(f"{share:.2f}" for share in shares)])
-    return table(["instances", "window", "", *(f"price {price}" for price in range(5))], lines)
+    return table(["instances", "window", "", *(f"price {price}" for price in PRICES)], lines)
 
 
 def _make_left_out_table(cells: Sequence[Cell]) -> str:
@@ -219,14 +219,14 @@ the sizes and of the windows is held out of demonstrations and of RL. 15 % of th
 wrong one.
 
 `python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed0` makes a cell
-again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and every
+again. The configuration is tuned on seeds from 100 on; configuration and predictions are then committed, and every
 reported seed is run once."""
 
-NOT_RUN = "*No reported seed has been run yet. Configuration and predictions are frozen.*"
+NOT_RUN = "*No reported seed has been run yet: the configuration is being tuned.*"
 
 PREDICTED = """## Predictions
 
-They were committed before the first reported seed."""
+They are committed before the first reported seed."""
 
 REWARD = """## Reward, and what rules would earn
 

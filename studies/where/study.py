@@ -258,11 +258,11 @@ ten ledgers, at most 36 named entries in all, at most 24 in one ledger. Test ins
 play is greedy.
 
 `python -m studies where` prints this page from `studies/where/evidence`, and `--rerun where/delegating/seed0` makes a
-cell again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and
-every reported seed is run once. [The page before this one](delegation.md) has no reader with a window that a command
+cell again. The configuration is tuned on seeds from 100 on; configuration and predictions are then committed, and every
+reported seed is run once. [The page before this one](delegation.md) has no reader with a window that a command
 here trains."""
 
-NOT_RUN = "*No reported seed has been run yet. Configuration and predictions are frozen.*"
+NOT_RUN = "*No reported seed has been run yet: the configuration is being tuned.*"
 
 RATIOS = """## What is left to clones
 
@@ -273,7 +273,7 @@ of all contexts at one time, if nothing limits how many agents run at once."""
 
 PREDICTED = """## Predictions
 
-They were committed before the first reported seed."""
+They are committed before the first reported seed."""
 
 ACCURACY = "## Accuracy"
 
