@@ -281,7 +281,7 @@ def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer
             f"the tokenizer in {folder} has {len(vocab)} tokens; expected the {tokenizer.vocab_size} of the tiny "
             "model: load it as a chat model, or train the tiny model again"
         )
-    has_window = isinstance(AutoConfig.from_pretrained(folder), WindowLlamaConfig)
+    has_window = isinstance(AutoConfig.from_pretrained(folder, local_files_only=True), WindowLlamaConfig)
     model_class = WindowLlama if has_window else LlamaForCausalLM
     model = model_class.from_pretrained(
         folder,

@@ -27,7 +27,7 @@ from studies.runner import (
     table,
     tuning_table,
 )
-from studies.trained import COSTS, WHERE, WINDOW_COSTS, rerun
+from studies.trained import COSTS, WINDOW_COSTS, rerun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,10 @@ VARIANTS = {
     "delegating": "a clone for each ledger",
     "reading": "a reader with full attention",
     "reading_window": "a reader with an attention window",
+    "reading_random": "a reader trained at random positions",
 }
+# What the page adds to the name of a variant of an experiment. The pairs of ledgers have no tables yet.
+SUFFIXES = {"where": "", "where_window": "_window", "where_random": "_random"}
 LEARNED = 0.9  # accuracy from which on the costs of a seed are compared
 NO_WINDOW = {"visible_context": "peak_context", "visible_token_steps": "kv_token_steps"}
 
@@ -66,12 +69,11 @@ def stored() -> tuple[list[Cell], list[Cell]]:
 
 
 def group_by_variant(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Group cells by the name that the page gives their variant: a window makes another reader."""
+    """Group cells by the name that the page gives their variant: another model makes another reader."""
     groups: dict[str, list[Cell]] = {}
-    for experiment in WHERE:
+    for experiment, suffix in SUFFIXES.items():
         for variant, found in of(cells, experiment).items():
-            name = f"{variant}_window" if experiment == "where_window" else variant
-            groups.setdefault(name, []).extend(found)
+            groups.setdefault(variant + suffix, []).extend(found)
     return {name: groups[name] for name in VARIANTS if name in groups}
 
 
@@ -220,7 +222,7 @@ def draw(cells: Sequence[Cell], file: Path) -> None:
 
     figure: Figure = Figure(figsize=(8.6, 3.7), layout="constrained")
     accuracy_axis, path_axis = figure.subplots(1, 2)
-    for (variant, found), colour, mark in zip(group_by_variant(cells).items(), SERIES, "os^", strict=False):
+    for (variant, found), colour, mark in zip(group_by_variant(cells).items(), SERIES, "os^D", strict=False):
         sizes = {size: _count_entries(size) for size in found[0]["sizes"] if size not in ("3x26", "12x13")}
         entries = sorted(set(sizes.values()))
         by_entries = [[size for size in sizes if sizes[size] == count] for count in entries]

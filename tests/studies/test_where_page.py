@@ -64,6 +64,16 @@ def test_ratios_are_of_accurate_seeds_alone() -> None:
     assert (found, held) == ("6x20 0.72", False)
 
 
+def test_readers_of_different_models_are_not_mixed() -> None:
+    experiments = ("where", "where_window", "where_random")
+    groups = study.group_by_variant([make_cell(name, "reading", 0, 1.0, 10) for name in experiments])
+    assert {name: [cell["experiment"] for cell in cells] for name, cells in groups.items()} == {
+        "reading": ["where"],
+        "reading_window": ["where_window"],
+        "reading_random": ["where_random"],
+    }
+
+
 def test_a_model_without_a_window_sees_its_whole_context() -> None:
     cell = make_cell("where", "reading", 0, 1.0, 10)
     del cell["sizes"]["6x20"]["visible_context"]
