@@ -174,8 +174,9 @@ def _make_share_table(cells: Sequence[Cell]) -> str:
         for kind, words in (("fits", "room enough"), ("too_long", "no room")):
             for stage in ("before", "after"):
                 by_price = [cell["choices"][stage][eval_set]["delegated_by_price"][kind] for cell in cells]
-                shares = [mean(found[price][0] for found in by_price if price in found) for price in PRICES]
-                lines.append([EVAL_SETS[eval_set], words, f"{stage} RL", *(f"{share:.2f}" for share in shares)])
+                shares = [[found[price][0] for found in by_price if price in found] for price in PRICES]
+                means = [f"{mean(found):.2f}" if found else "-" for found in shares]
+                lines.append([EVAL_SETS[eval_set], words, f"{stage} RL", *means])
     return table(["instances", "window", "", *(f"price {price}" for price in PRICES)], lines)
 
 
