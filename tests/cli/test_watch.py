@@ -9,7 +9,9 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from selfcest_cli import watch
 from selfcest_env.plugin import only_trusted
 from selfcest_env.tasks import SOURCES
 from selfcest_eval.html.playing import Renderer
-from selfcest_eval.report import page, serve
+from selfcest_eval.report import serve
+from selfcest_eval.report.page import ReportFiles, ReportPage, make_page
 from selfcest_eval.report.serve import LiveReport, serve_report
 from selfcest_eval.report.sources import Source
 from selfcest_training.config import RunConfig
@@ -312,19 +315,18 @@ def no_renderers(file: Path) -> list[Renderer]:
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Reports in the place of the real ones, which take seconds: each says how many there have been."""
+    """Reports in place of the real ones, which take seconds: each page holds how many there have been."""
     made: list[int] = []
 
-    def write(sources: Sequence[Source], out: Path, renderers_of: object) -> list[Path]:
+    def make(sources: Sequence[Source], name: str, renderers_of: object) -> ReportPage:
         made.append(len(made) + 1)
-        out.write_text(f"<p>report {made[-1]}</p>", encoding="utf-8")
-        beside = out.parent / "report_files" / "learning.svg"
-        beside.parent.mkdir(exist_ok=True)
-        beside.write_text("<svg/>", encoding="utf-8")
-        (out.parent / "secret.csv").write_text("1", encoding="utf-8")
-        return [out, beside]
+        drawn = f"<svg>{made[-1]}</svg>"
+        figure = ReportFiles(["report_files/learning.svg"], lambda paths: paths[0].write_text(drawn, encoding="utf-8"))
+        return ReportPage(replace(make_page("Report", []), body=f"<p>report {made[-1]}</p>"), [figure])
 
-    monkeypatch.setattr(serve, "write_report_page", write)
+    monkeypatch.setattr(serve, "make_report_page", make)
+    monkeypatch.setattr(serve, "MIN_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(serve, "_PAUSE_FACTOR", 0)
     return made
 
 
@@ -347,6 +349,19 @@ class Browser:
         connection.close()
         return found
 
+    def report(self) -> str:
+        """Return the number of the report on the page, after the report that a request begins has been made."""
+        found = re.search(r"<p>report (\d+)</p>", self.settled("/"))
+        return found[1] if found else "none"
+
+    def settled(self, path: str) -> str:
+        """Ask for a path once no report is due any more."""
+        while True:
+            self("/progress.json")
+            if json.loads(self("/progress.json")[2])["writing"] is None:
+                return self(path)[2].decode()
+            time.sleep(0.01)
+
 
 @pytest.fixture
 def browser(run: RunConfig, reports: list[int]) -> Iterator[Browser]:
@@ -355,29 +370,68 @@ def browser(run: RunConfig, reports: list[int]) -> Iterator[Browser]:
         yield Browser(address)
 
 
-def test_the_page_is_made_anew_when_the_files_have_changed(run: RunConfig, browser: Browser) -> None:
-    assert browser("/")[2] == browser("/report.html")[2] == b"<p>report 1</p>"
+def test_a_report_is_made_again_when_files_have_changed(run: RunConfig, browser: Browser, reports: list[int]) -> None:
+    assert browser.report() == browser.report() == "1"
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0), step(1)), encoding="utf-8")
-    assert browser("/")[2] == browser("/")[2] == b"<p>report 2</p>"
+    assert browser.report() == browser.report() == "2"
     marks(run, (0.0, 0.0, 0))
     (job_folder(run) / "evaluation").mkdir()
     (job_folder(run) / "evaluation" / "played.jsonl").write_text("{}", encoding="utf-8")
-    assert browser("/")[2] == b"<p>report 2</p>", "neither file is in a report"
+    assert browser.report() == "2", "neither file is in a report"
     (run.folder / "sessions.jsonl").write_text("", encoding="utf-8")
-    status, headers, body = browser("/")
-    assert (status, body) == (200, b"<p>report 3</p>")
-    assert headers["Refresh"] == "30"
+    assert browser.report() == "3"
+    status, headers, _ = browser("/")
+    assert status == 200
     assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert headers["Cache-Control"] == "no-store"
+    assert reports == [1, 2, 3]
+
+
+def test_progress_is_there_while_the_report_is_made_and_figures_are_drawn_once(
+    run: RunConfig, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    drawn: list[Path] = []
+
+    def draw(paths: Sequence[Path]) -> None:
+        drawn.extend(paths)
+        paths[0].write_text("<svg/>", encoding="utf-8")
+
+    def make_slowly(*given: object) -> ReportPage:
+        assert go.wait(30)
+        return ReportPage(make_page("Report", []), [ReportFiles(["report_files/learning.svg"], draw)])
+
+    monkeypatch.setattr(serve, "make_report_page", make_slowly)
+    marks(run, (0.0, 0.25, 0))
+    page = browser("/")[2].decode()
+    assert "<main" in page
+    now = json.loads(browser("/progress.json")[2])
+    assert now["jobs"] == [list(format_cells(only_job(run)))]
+    assert (now["headline"], now["heads"]) == (f"{run.folder}: no process works here", list(HEADS))
+    assert (now["version"], now["writing"], now["error"]) == (0, 0, "")
+    assert browser("/report_files/learning.svg")[0] == 404
+    go.set()
+    browser.settled("/")
+    assert json.loads(browser("/progress.json")[2])["version"] == 1
+    assert drawn == [], "nobody has asked for a figure"
+    assert browser("/report_files/learning.svg") == browser("/report_files/learning.svg")
+    assert len(drawn) == 1
+
+
+def test_between_reports_passes_a_multiple_of_their_time(
+    run: RunConfig, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "MIN_PAUSE_SECONDS", 3600.0)
+    assert browser.report() == "1"
+    (job_folder(run) / "metrics.jsonl").write_text(rows(step(0), step(1)), encoding="utf-8")
+    assert browser.report() == "1"
 
 
 def test_only_the_files_of_the_report_are_served_and_only_read(run: RunConfig, browser: Browser) -> None:
-    assert browser("/report_files/learning.svg")[0] == 404, "there is no report yet"
-    browser("/")
+    browser.settled("/")
     status, headers, body = browser("/report_files/learning.svg?v=1")
-    assert (status, body, headers["Content-Type"]) == (200, b"<svg/>", "image/svg+xml")
+    assert (status, body, headers["Content-Type"]) == (200, b"<svg>1</svg>", "image/svg+xml")
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-    assert "Refresh" not in headers
     for path in ("/secret.csv", "/report_files/", "/../config.yaml", "/%2e%2e/x", "//etc/passwd", "/report_files/../x"):
         assert browser(path)[0] == 404, path
     assert browser("/", "HEAD")[::2] == (200, b"")
@@ -400,54 +454,58 @@ def test_it_listens_on_this_machine_alone(browser: Browser) -> None:
     assert [found for found in listening if found.endswith(f":{browser.port:04X}")] == [f"0100007F:{browser.port:04X}"]
 
 
-def test_what_cannot_be_reported_is_said_and_the_last_page_stays(run: RunConfig, browser: Browser) -> None:
+def test_what_cannot_be_reported_is_said_and_the_last_report_stays(run: RunConfig, browser: Browser) -> None:
     stored = run.folder / "config.yaml"
     text = stored.read_text(encoding="utf-8")
     stored.write_text("<script>: 1", encoding="utf-8")
-    status, headers, body = browser("/")
-    assert (status, headers["Refresh"]) == (200, "30")
-    assert b"No report yet" in body
-    assert b"default-src 'none'" in body
-    assert b"&lt;script&gt;" in body
-    assert b"<script>" not in body
+    page = browser.settled("/")
+    assert "script-src 'sha256-" in page
+    assert "\\u003cscript\\u003e" in page
+    assert "<script>:" not in page
+    assert "<script>" in json.loads(browser("/progress.json")[2])["error"]
     stored.write_text(text, encoding="utf-8")
-    assert browser("/")[2] == b"<p>report 1</p>"
+    assert browser.report() == "1"
     stored.write_text("name: [", encoding="utf-8")
-    assert browser("/")[2] == b"<p>report 1</p>"
+    assert browser.report() == "1"
+    assert json.loads(browser("/progress.json")[2])["error"]
 
 
 def test_a_thread_of_the_server_trusts_what_the_command_trusts(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(*_: object) -> list[Path]:
+    def make(*_: object) -> ReportPage:
         SOURCES.load("trivial:Choice")
-        return []
+        return ReportPage(make_page("", []), [])
 
-    monkeypatch.setattr(serve, "write_report_page", write)
+    monkeypatch.setattr(serve, "make_report_page", make)
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0)), encoding="utf-8")
     with only_trusted([]):
         report = LiveReport(run.folder, tmp_path, no_renderers)
     thread = threading.Thread(target=report.page)
     thread.start()
     thread.join()
-    assert "add --trust trivial" in report.error
+    while report.progress()["writing"] is not None:
+        time.sleep(0.01)
+    assert "add --trust trivial" in report.progress()["error"]
 
 
 def test_the_real_page_of_a_run_that_still_trains(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "draw_learning_curves", lambda *given: [path.touch() for path in given[2]])  # slow
+    monkeypatch.setattr(serve, "MIN_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(serve, "_PAUSE_FACTOR", 0)
     metrics = job_folder(run) / "metrics.jsonl"
     metrics.write_text(rows(step(0, cpu_seconds=1.0)) + "{", encoding="utf-8")
     with serve_report(run.folder, 0, no_renderers) as address:
         browser = Browser(address)
-        first = browser("/")[2].decode()
+        first = browser.settled("/")
         policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', first)
         assert policy is not None
         assert re.fullmatch(
-            r"default-src 'none'; style-src 'sha256-\S+'; script-src 'sha256-\S+'; img-src data:; base-uri 'none'; "
-            "form-action 'none'", policy[1],
+            r"default-src 'none'; style-src 'sha256-\S+'; script-src 'sha256-\S+'; img-src data:; connect-src 'self'; "
+            "base-uri 'none'; form-action 'none'", policy[1],
         )  # fmt: skip
         assert browser("/report_files/learning.csv")[0] == 200
         metrics.write_text(rows(step(0, cpu_seconds=1.0), step(1, cpu_seconds=2.0)), encoding="utf-8")
-        assert browser("/")[2].decode() != first
+        browser.settled("/")
+        assert json.loads(browser("/progress.json")[2])["version"] == 2
     with pytest.raises(ConnectionRefusedError):
         browser("/")

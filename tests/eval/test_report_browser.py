@@ -18,7 +18,6 @@ from rich.console import Console
 from selfcest_cli.report import report_page
 from selfcest_cli.trace import renderers_of
 from selfcest_eval.play.results import dump_line
-from selfcest_eval.report import page as page_of_report
 from selfcest_eval.report import serve
 from selfcest_eval.report.serve import serve_report
 from selfcest_training.config import RunConfig
@@ -287,10 +286,8 @@ def test_names_and_texts_that_mean_harm_are_shown_and_run_nothing(browser: Any, 
 def test_a_watched_run_s_page_renews_itself_and_keeps_what_its_reader_chose(
     browser: Any, run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "MIN_RELOAD_SECONDS", 4.0)
+    monkeypatch.setattr(serve, "MIN_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(serve, "_PAUSE_FACTOR", 0)
-    for name in ("draw_learning_curves", "draw_frontiers", "draw_delegation"):  # seconds, for files that no page shows
-        monkeypatch.setattr(page_of_report, name, lambda *given: [path.touch() for path in given[-1]])
     folder = tmp_path / run.name
     shutil.copytree(run.folder, folder)
     stored = folder / "delegating" / "seed0" / "metrics.jsonl"
@@ -298,6 +295,9 @@ def test_a_watched_run_s_page_renews_itself_and_keeps_what_its_reader_chose(
     stored.write_text("".join(lines[:-1]), encoding="utf-8")
     with serve_report(folder, 0, renderers_of) as address, opened(browser, address, color_scheme="dark") as page:
         tab = page.tab
+        page.expected.add(f"{address}progress.json")
+        assert page.text("#progress td") == "delegating/seed0"
+        assert tab.locator("#cost").count() == 0, "the progress comes first"
         steps = "#cost table tbody tr:first-child td:nth-child(3)"
         page.shows(steps, "1", within=30)
         assert tab.evaluate("document.querySelector('meta[http-equiv=Content-Security-Policy]') !== null")

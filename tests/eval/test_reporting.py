@@ -353,7 +353,7 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
         report_on(made).answers[1].text
     )
-    [row] = make_source_data(report_on(made), WorstEpisodes(tmp_path / "t.html"))["decisions"][0]["seeds"]
+    [row] = make_source_data(report_on(made), WorstEpisodes("t.html"))["decisions"][0]["seeds"]
     assert (row["threshold"], row["f1"], row["regret"]) == (9, 1.0, pytest.approx(0.0))
 
 

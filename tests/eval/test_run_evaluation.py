@@ -349,9 +349,7 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_source_of_a_page(trained:
         folders.append(part.folder)
     [whole], [both] = read_sources([trained.folder]), read_sources(folders)
     assert both.name == "s0 + s1"
-    first, second = (
-        make_source_data(report_on(source), WorstEpisodes(tmp_path / "t.html")) for source in (whole, both)
-    )
+    first, second = (make_source_data(report_on(source), WorstEpisodes("t.html")) for source in (whole, both))
     for part in ("rows", "delegation", "learning", "warmstart", "findings", "failures", "jobs"):
         assert first[part] == second[part], part
     found = {one["metric"]: one for one in first["learning"]["series"]}

@@ -371,7 +371,8 @@ def watch(
     ],
     once: Annotated[bool, typer.Option("--once", help="Print the progress once and exit.")] = False,
     html: Annotated[
-        bool, typer.Option("--html", help="Also serve the page of `selfcest report`, which reloads itself.")
+        bool,
+        typer.Option("--html", help="Also serve a live page with the progress and the report of `selfcest report`."),
     ] = False,
     port: Annotated[
         int | None, typer.Option(help="Port on 127.0.0.1 for --html (default: any free port).", show_default=False)

@@ -1,4 +1,4 @@
-"""`selfcest watch`: the progress of a run in the terminal, and as a page that reloads itself."""
+"""`selfcest watch`: the progress of a run in the terminal, and as a live page."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
         folder: folder of the run.
         console: output for the jobs.
         once: print the jobs once and return.
-        html: also serve the report on 127.0.0.1.
-        port: port of the report; `None`: any free port.
+        html: also serve progress and report on 127.0.0.1.
+        port: port of the server; `None`: any free port.
 
     Raises:
         ConfigError: the folder holds no run, options contradict each other, or the port is not free.
@@ -43,7 +43,7 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
     with ExitStack() as stack:
         if html:
             address = stack.enter_context(serve_report(folder, port or 0, renderers_of))
-            console.print(f"the report is at {address}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"progress and report are at {address}", soft_wrap=True, highlight=False, markup=False)
         display = stack.enter_context(Display(config, console))
         while True:
             display.update()

@@ -21,6 +21,8 @@ from selfcest_env.palette import TONES
 # JSON has these characters only inside strings. A lone surrogate, which a model may write, has no UTF-8.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
+CONNECTS = "connect-src 'self'; "
+
 
 @dataclass(frozen=True)
 class Page:
@@ -34,6 +36,7 @@ class Page:
         data: JSON values by name; a script gets one with `read(name)`.
         lines: lists of JSON values by name, for data that is too large to parse at once. A script gets the texts of a
             list with `lines(name)`, and parses those that it shows.
+        connects: whether its script may ask the server of the page, which is for pages that follow a run.
     """
 
     title: str
@@ -42,6 +45,7 @@ class Page:
     scripts: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, Iterable[Any]] = field(default_factory=dict)
+    connects: bool = False
 
     def render(self) -> str:
         """Return the page as HTML."""
@@ -49,7 +53,7 @@ class Page:
         script = "\n".join(read_asset(name) for name in ("page.js", *self.scripts))
         policy = (
             f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; img-src data:; "
-            "base-uri 'none'; form-action 'none'"
+            f"{CONNECTS if self.connects else ''}base-uri 'none'; form-action 'none'"
         )
         blocks = [(name, dump_json(value)) for name, value in self.data.items()]
         blocks += [(name, "\n".join(map(dump_json, values))) for name, values in self.lines.items()]

@@ -1,6 +1,7 @@
 // The page of `selfcest report`: a verdict, then its numbers. Texts become text nodes only.
 
 const report = read("report");
+const live = read("live"); // of a served page, which follows its run
 const MARKS = 6;
 const tip = document.getElementById("tip");
 
@@ -624,6 +625,7 @@ function costAndOrigin(source, id) {
 // The page
 
 const main = document.getElementById("main");
+if (live) main.append(progress());
 for (const [index, source] of report.sources.entries()) {
   const id = (section) => (report.sources.length > 1 ? `${section}-${index + 1}` : section);
   const look = assignLooks(source);
@@ -641,12 +643,12 @@ for (const [index, source] of report.sources.entries()) {
     ),
   );
 }
-main.append(make("p", { class: "muted small" }, `Written ${report.made}.`));
+if (report.sources.length) main.append(make("p", { class: "muted small" }, `Written ${report.made}.`));
 // The browser looked for the section of the address before this script built it.
 if (location.hash) document.getElementById(decoded(location.hash.slice(1)))?.scrollIntoView();
 
-// A served page reloads itself, and the choices of its reader must survive that.
-if (location.protocol === "http:") {
+// A page that follows a run reloads itself, and the choices of its reader must survive that.
+if (live) {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const all = (block, selector) => [...block.querySelectorAll(selector)];
   const pressed = (button) => button.getAttribute("aria-pressed") === "true";

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,12 @@ class WorstEpisodes:
     """The worst episodes of a report, for the trace page beside it.
 
     Attributes:
-        page: path of the trace page.
+        page: file name of the trace page, which lies in the folder of the page that links to it.
         occurrences: an occurrence for each episode, by the name of the episode on that page. The name is the episode's
             id, with a number if another episode has the same id.
     """
 
-    page: Path
+    page: str
     occurrences: dict[str, Occurrence] = field(default_factory=dict)
 
     def link(self, occurrence: Occurrence) -> str:
@@ -65,7 +66,7 @@ class WorstEpisodes:
             name = f"{record.episode_id}~{num_same + 1}" if num_same else record.episode_id
             self.occurrences[name] = occurrence
         anchor = "/".join(quote(str(part), safe="") for part in (name, occurrence.agent_id, occurrence.turn))
-        return f"{quote(self.page.name)}#{anchor}"
+        return f"{quote(self.page)}#{anchor}"
 
     def render(self, title: str, renderers: Sequence[Renderer]) -> str:
         """Return the trace page as HTML. Raises `RecordError` if nothing was linked."""
@@ -76,49 +77,89 @@ class WorstEpisodes:
         return make_viewer_page(title, views, renderers, ()).render()
 
 
+@dataclass(frozen=True)
+class ReportFiles:
+    """Files that lie beside a page and are written together.
+
+    Attributes:
+        names: paths of the files from the page's folder.
+        write: writes the files to paths in the order of `names`.
+    """
+
+    names: Sequence[str]
+    write: Callable[[Sequence[Path]], object]
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """A report as a page, and the files beside it, which are drawn only when they are written."""
+
+    page: Page
+    files: Sequence[ReportFiles]
+
+
 def write_report_page(
     reports: Sequence[SourceReport], out: Path, renderers_of: Callable[[Path], Sequence[Renderer]]
 ) -> list[Path]:
-    """Write the page of a report, and beside it the folder NAME_files and the trace page NAME_trace.html.
-
-    The folder holds figures as PNG and SVG, and tables as CSV.
-
-    Args:
-        reports: reports on the sources of the page.
-        out: path of the page.
-        renderers_of: function that returns candidate rules for the episodes of a file.
-
-    Returns:
-        All paths, the page first.
-    """
+    """Write the page of `make_report_page` with all files beside it. Returns all paths, the page first."""
     folder = out.with_name(f"{out.stem}_files")
     refuse_linked_folder(folder)
     folder.mkdir(exist_ok=True)
-    worst = WorstEpisodes(out.with_name(f"{out.stem}_trace.html"))
+    made = make_report_page(reports, out.name, renderers_of)
     written = [out]
+    for files in made.files:
+        paths = [out.parent / name for name in files.names]
+        files.write(paths)
+        written += paths
+    write_text(out, made.page.render())
+    return written
+
+
+def make_report_page(
+    reports: Sequence[SourceReport], name: str, renderers_of: Callable[[Path], Sequence[Renderer]]
+) -> ReportPage:
+    """Return the page of a report. Beside it belong the folder NAME_files and the trace page NAME_trace.html.
+
+    The folder has figures as PNG and SVG, and tables as CSV.
+
+    Args:
+        reports: reports on the sources of the page.
+        name: file name of the page.
+        renderers_of: function that returns candidate rules for the episodes of a file.
+    """
+    stem = Path(name).stem
+    worst = WorstEpisodes(f"{stem}_trace.html")
+    files: list[ReportFiles] = []
     parts = []
     for number, report in enumerate(reports, 1):
         data = make_source_data(report, worst)
-        files = _write_files(report, data, folder, prefix=f"{number}_" if len(reports) > 1 else "")
-        data["files"] = [f"{folder.name}/{path.name}" for path in files]
-        written += files
+        prefix = f"{stem}_files/" + (f"{number}_" if len(reports) > 1 else "")
+        files_of_source = list(_list_files(report, data, prefix))
+        data["files"] = list(chain.from_iterable(item.names for item in files_of_source))
+        files += files_of_source
         parts.append(data)
-    names = ", ".join(report.source.name for report in reports)
-    page = Page(
-        title=f"Report: {names}",
+    title = ", ".join(report.source.name for report in reports)
+    if worst.occurrences:
+
+        def write_trace_page(paths: Sequence[Path]) -> None:
+            # The files of one folder were played by the same rules.
+            file_by_folder = {occurrence.file.parent: occurrence.file for occurrence in worst.occurrences.values()}
+            renderers = list(chain.from_iterable(map(renderers_of, file_by_folder.values())))
+            write_text(paths[0], worst.render(f"Worst episodes: {title}", renderers))
+
+        files.append(ReportFiles([worst.page], write_trace_page))
+    return ReportPage(make_page(f"Report: {title}", parts), files)
+
+
+def make_page(title: str, sources: Sequence[Mapping[str, Any]]) -> Page:
+    """Return a page of sources; each is a value of `make_source_data`."""
+    return Page(
+        title=title,
         body=_BODY,
         styles=("report.css",),
         scripts=("report.js",),
-        data={"report": {"sources": parts, "made": datetime.now(UTC).isoformat(" ", "minutes")}},
+        data={"report": {"sources": sources, "made": datetime.now(UTC).isoformat(" ", "minutes")}, "live": None},
     )
-    write_text(out, page.render())
-    if worst.occurrences:
-        # The files of one folder were played by the same rules.
-        file_by_folder = {occurrence.file.parent: occurrence.file for occurrence in worst.occurrences.values()}
-        renderers = list(chain.from_iterable(map(renderers_of, file_by_folder.values())))
-        write_text(worst.page, worst.render(f"Worst episodes: {names}", renderers))
-        written.append(worst.page)
-    return written
 
 
 def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, Any]:
@@ -299,37 +340,34 @@ def _make_interval(
 # Files
 
 
-def _write_files(report: SourceReport, data: Mapping[str, Any], folder: Path, prefix: str) -> list[Path]:
-    """Write the figures and tables of one source. Returns their paths."""
+def _list_files(report: SourceReport, data: Mapping[str, Any], prefix: str) -> Iterator[ReportFiles]:
+    """Yield the figures and tables of one source. Their names begin with the prefix."""
     source = report.source
     rows = report.findings.rows
-    written: list[Path] = []
 
-    def add_path(name: str) -> Path:
-        written.append(folder / f"{prefix}{name}")
-        return written[-1]
+    def pictures(name: str, draw: Callable[[Sequence[Path]], object]) -> ReportFiles:
+        return ReportFiles([f"{prefix}{name}.png", f"{prefix}{name}.svg"], draw)
 
-    def add_pictures(name: str) -> list[Path]:
-        return [add_path(f"{name}.png"), add_path(f"{name}.svg")]
+    def table(name: str, write: Callable[[Path], object]) -> ReportFiles:
+        return ReportFiles([f"{prefix}{name}.csv"], lambda paths: write(paths[0]))
 
     curves = report.learning_curves
     if curves:
-        metrics = list(chain.from_iterable(group_metrics(curves).values()))
-        draw_learning_curves(curves, metrics[:FIGURE_METRICS], add_pictures("learning"))
-        write_learning_csv(curves, add_path("learning.csv"))
+        metrics = list(chain.from_iterable(group_metrics(curves).values()))[:FIGURE_METRICS]
+        yield pictures("learning", partial(draw_learning_curves, curves, metrics))
+        yield table("learning", partial(write_learning_csv, curves))
     if data["rows"]:
         for cost in source.settings.compared:
-            paths = add_pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}")
-            draw_frontiers(rows, source.settings.labels, cost, paths)
-        write_results(rows, source.settings, add_path("results.csv"))
+            name = f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}"
+            yield pictures(name, partial(draw_frontiers, rows, source.settings.labels, cost))
+        yield table("results", partial(write_results, rows, source.settings))
     if data["delegation"]:
-        draw_delegation(data["delegation"], add_pictures("delegation"))
-        _write_delegation(data["delegation"], add_path("delegation.csv"))
+        yield pictures("delegation", partial(draw_delegation, data["delegation"]))
+        yield table("delegation", partial(_write_delegation, data["delegation"]))
     if data["decisions"]:
-        _write_decisions(data["decisions"], add_path("decisions.csv"))
+        yield table("decisions", partial(_write_decisions, data["decisions"]))
     if data["pathologies"]:
-        _write_pathologies(data["pathologies"], add_path("pathologies.csv"))
-    return written
+        yield table("pathologies", partial(_write_pathologies, data["pathologies"]))
 
 
 def _write_delegation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

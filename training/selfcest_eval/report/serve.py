@@ -1,7 +1,8 @@
-"""The report of a run as a page that reloads itself, served to this machine only while the run continues."""
+"""The progress and the report of a run as a live page, served to this machine only."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from html import escape
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from itertools import chain
@@ -21,19 +22,27 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from selfcest_env.errors import ConfigError, SelfcestError
+from selfcest_eval.html.page import dump_json
 from selfcest_eval.html.playing import Renderer
-from selfcest_eval.report.page import write_report_page
-from selfcest_eval.report.sources import read_sources
+from selfcest_eval.report.page import ReportPage, make_page, make_report_page
+from selfcest_eval.report.sources import load_folder_config, read_sources
 from selfcest_eval.report.verdict import report_on
+from selfcest_training.config import RunConfig
+from selfcest_training.run.display import HEADS, format_cells, format_headline
+from selfcest_training.run.progress import read_run
 
 HOST = "127.0.0.1"
-MIN_RELOAD_SECONDS = 30.0
-# Between two reports passes this multiple of the time that one takes, so that an open page takes no core from the run.
-_PAUSE_FACTOR = 10
+PAGE = "report.html"
+PROGRESS = "progress.json"
+# Between two reports passes at least this time, and this multiple of the time that one takes, so that an open page
+# takes little of a core from the run.
+MIN_PAUSE_SECONDS = 20.0
+_PAUSE_FACTOR = 5
 _POLL_SECONDS = 0.1  # the server notices after this time that it must end
 _SOURCE_FILES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "results.jsonl", "sessions.jsonl")
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
+    ".json": "application/json",
     ".png": "image/png",
     ".svg": "image/svg+xml",
     ".csv": "text/csv; charset=utf-8",
@@ -44,59 +53,117 @@ _STRICT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors
 
 
 class LiveReport:
-    """The report of one run's folder. A request writes it again if files of the run have changed.
+    """The progress and the report of one run's folder, for a page that shows both.
+
+    The page and the progress are always returned at once. A request for one of them begins a new report in the
+    background if files of the run have changed. Figures and the page of trees are drawn when they are asked for.
 
     Args:
         run: folder of the run, which is only read.
-        out: folder of the report's files.
-        renderers_of: as in `write_report_page`.
-
-    Attributes:
-        seconds: duration of the last report.
-        error: message of the last report, if it failed.
+        out: folder for the files of the report.
+        renderers_of: as in `make_report_page`.
     """
 
     def __init__(self, run: Path, out: Path, renderers_of: Callable[[Path], Sequence[Renderer]]) -> None:
-        self.seconds = 0.0
-        self.error = ""
         self._run = run
-        self._page = out / "report.html"
+        self._out = out
         self._renderers_of = renderers_of
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of all that follows
         self._stamps: dict[Path, tuple[int, int]] = {}
-        self._files: dict[str, Path] = {}
+        self._error = ""
+        self._report: ReportPage | None = None
+        self._version = 0  # number of reports so far
+        self._begun_at: float | None = None  # of the report that is being written
+        self._earliest_begin = 0.0  # of the next report
+        self._file_lock = threading.Lock()  # held while a file is drawn
         # It holds the trusted plug-ins, and the threads of a server start without them.
         self._context = copy_context()
 
-    def page(self) -> bytes | None:
-        """Return the page of the newest report that did not fail, or `None` if there is none yet."""
+    def page(self) -> bytes:
+        """Return the page with the progress now and the newest report that did not fail, if there is one yet."""
+        live = self.progress()
         with self._lock:
-            stamps = self._read_stamps()
-            if stamps != self._stamps:
-                self._context.run(self._write)
-                self._stamps = stamps
-            return self._page.read_bytes() if self._files else None
+            page = make_page(f"Run: {self._run.name}", []) if self._report is None else self._report.page
+        page = replace(page, data={**page.data, "live": live}, scripts=("live.js", *page.scripts), connects=True)
+        return page.render().encode(errors="backslashreplace")
+
+    def progress(self) -> dict[str, Any]:
+        """Return the state of the jobs and of the report as JSON values, and begin a report if one is due."""
+        jobs: list[Sequence[str]] = []
+        try:
+            config = load_folder_config(self._run)
+            if not isinstance(config, RunConfig):
+                raise ConfigError(f"{self._run} holds a study, which has no jobs to watch")
+            status = read_run(config)
+            headline = format_headline(status)
+            jobs = [format_cells(job) for job in status.jobs]
+        except (SelfcestError, OSError) as error:
+            headline = str(error)
+        self._begin()
+        with self._lock:
+            seconds = None if self._begun_at is None else time.monotonic() - self._begun_at
+            return {
+                "headline": headline,
+                "heads": HEADS,
+                "jobs": jobs,
+                "version": self._version,
+                "writing": None if seconds is None else round(seconds),
+                "error": self._error,
+            }
 
     def file(self, name: str) -> bytes | None:
-        """Return a file of the report by its path from the page, or `None` if there is no such file."""
+        """Return a file of the newest report by its path from the page, or `None` if there is no such file."""
+        with self._file_lock:
+            with self._lock:
+                report = self._report
+                folder = self._out / str(self._version)
+            files = next((files for files in report.files if name in files.names), None) if report else None
+            if files is None:
+                return None
+            if not (folder / name).exists():
+                for path in self._out.iterdir():
+                    if path != folder:  # of an earlier report
+                        shutil.rmtree(path)
+                paths = [folder / other for other in files.names]
+                for path in paths:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                self._context.copy().run(files.write, paths)
+            return (folder / name).read_bytes()
+
+    def _begin(self) -> None:
+        """Begin a report in the background if files have changed, none is being written, and the last is old enough."""
+        stamps = self._read_stamps()
         with self._lock:
-            path = self._files.get(name)
-            return None if path is None else path.read_bytes()
+            if stamps == self._stamps or self._begun_at is not None or time.monotonic() < self._earliest_begin:
+                return
+            self._stamps = stamps
+            self._begun_at = time.monotonic()
+        threading.Thread(target=self._context.copy().run, args=(self._write,), daemon=True).start()
 
     def _write(self) -> None:
         start = time.monotonic()
+        report = None
+        error = ""
         try:
             with warnings.catch_warnings():
                 # The run may be writing the last line of a file, which is cut then.
                 warnings.simplefilter("ignore")
                 reports = [report_on(source) for source in read_sources([self._run])]
-                written = write_report_page(reports, self._page, self._renderers_of)
-        except (SelfcestError, OSError) as error:
-            self.error = str(error)
-        else:
-            self.error = ""
-            self._files = {path.relative_to(self._page.parent).as_posix(): path for path in written}
-        self.seconds = time.monotonic() - start
+                report = make_report_page(reports, PAGE, self._renderers_of)
+        except (SelfcestError, OSError) as caught:
+            error = str(caught)
+        except Exception as defect:
+            error = f"{type(defect).__name__}: {defect}"
+            raise  # the terminal shows where
+        finally:
+            now = time.monotonic()
+            with self._lock:
+                self._error = error
+                if report is not None:
+                    self._report = report
+                    self._version += 1
+                self._begun_at = None
+                self._earliest_begin = now + max(MIN_PAUSE_SECONDS, _PAUSE_FACTOR * (now - start))
 
     def _read_stamps(self) -> dict[Path, tuple[int, int]]:
         """Return size and time of each file that the report reads."""
@@ -136,20 +203,20 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or hosts[0] not in _hosts(self.server.port):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"this server is only for 127.0.0.1\n")
             return
-        path = unquote(urlsplit(self.path).path).removeprefix("/") or "report.html"
+        path = unquote(urlsplit(self.path).path).removeprefix("/") or PAGE
         report = self.server.report
-        headers = {}
-        if path == "report.html":
-            body: bytes | None = report.page() or _waiting_page(report.error)
-            headers["Refresh"] = f"{max(MIN_RELOAD_SECONDS, _PAUSE_FACTOR * report.seconds):.0f}"
+        if path == PAGE:
+            body: bytes | None = report.page()
+        elif path == PROGRESS:
+            body = dump_json(report.progress()).encode()
         else:
             body = report.file(path)
         if body is None:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", b"the report has no such file\n")
             return
         suffix = Path(path).suffix
-        headers["Content-Security-Policy"] = _POLICIES.get(suffix, _STRICT_POLICY)
-        self._send(HTTPStatus.OK, _CONTENT_TYPES[suffix], body, headers)
+        policy = {"Content-Security-Policy": _POLICIES.get(suffix, _STRICT_POLICY)}
+        self._send(HTTPStatus.OK, _CONTENT_TYPES[suffix], body, policy)
 
     do_HEAD = do_GET
 
@@ -180,20 +247,14 @@ def _hosts(port: int) -> set[str]:
     return hosts | {HOST, "localhost"} if port == 80 else hosts
 
 
-def _waiting_page(reason: str) -> bytes:
-    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
-    text = f'<!doctype html><html lang="en"><meta charset="utf-8">{policy}<title>No report yet</title><h1>No report yet'
-    return f"{text}</h1><p>{escape(reason)}</p></html>\n".encode(errors="backslashreplace")
-
-
 @contextmanager
 def serve_report(run: Path, port: int, renderers_of: Callable[[Path], Sequence[Renderer]]) -> Iterator[str]:
-    """Serve the report of a run's folder on 127.0.0.1 until the block ends. Yields its address.
+    """Serve the progress and the report of a run's folder on 127.0.0.1 until the block ends. Yields its address.
 
     Args:
         run: the folder.
         port: of the server; 0: any free port.
-        renderers_of: as in `write_report_page`.
+        renderers_of: as in `make_report_page`.
 
     Raises:
         ConfigError: the port is in use, or may not be used.
