@@ -466,8 +466,9 @@ def _union(members: Sequence[Any], expected: str) -> _Read:
             except ValidationError as mismatch:
                 mismatches.append(mismatch)
         for candidate in mismatches:
-            # A member that failed inside the value is the intended one, so its message is the most precise.
-            if candidate.path or len(mismatches) == 1:
+            # A member that failed inside the value, or that refused its fields, is the intended one, so its message is
+            # the most precise.
+            if candidate.path or candidate.problem.startswith((".", ":")) or len(mismatches) == 1:
                 raise candidate
         raise ValidationError.of(value, expected)
 

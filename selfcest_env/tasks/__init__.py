@@ -28,6 +28,8 @@ SOURCES = Registry(
         "two_wiki_tables": "selfcest_env.tasks.two_wiki_tables:TwoWikiTables",
         "musique": "selfcest_env.tasks.musique:Musique",
         "babi": "selfcest_env.tasks.babi:Babi",
+        "room_stories": "selfcest_env.tasks.room_stories:RoomStories",
+        "memory_steps": "selfcest_env.tasks.memory:MemorySteps",
         "distractors": "selfcest_env.tasks.long_context:Distractors",
         "babilong": "selfcest_env.tasks.long_context:Babilong",
         "questions": "selfcest_env.tasks.qa:UserQuestions",

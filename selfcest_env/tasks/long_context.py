@@ -17,12 +17,13 @@ import numpy as np
 
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.seeding import stream_seed
-from selfcest_env.structure import Between, Checked
-from selfcest_env.tasks.babi import Babi, find_document_keys, group_statements
+from selfcest_env.structure import Between, Checked, check_unused
+from selfcest_env.tasks.babi import StorySource
 from selfcest_env.tasks.finite import MAX_SEED, FiniteSource
 from selfcest_env.tasks.plan import appears_in, normalize_words
+from selfcest_env.tasks.prose import Prose, count_words
 from selfcest_env.tasks.qa import QuestionSource
-from selfcest_env.tasks.rooms import people
+from selfcest_env.tasks.rooms import conclude_from_memory, is_event, people, remember
 from selfcest_env.tasks.source import IDENTITY, Proposal, Style, content_hash
 from selfcest_env.types import Scalar, Task
 from selfcest_env.views import Observation
@@ -108,26 +109,40 @@ class Distractors(Checked):
 class Babilong(Checked):
     """Source of the stories of another source among sentences of other text, as in BABILong.
 
-    The statements keep their order. A sentence that names a person of the story is not added.
+    The statements keep their order. A sentence that names a person of the story is not added, nor a sentence of a book
+    that reads like a statement. All sentences of prose are consecutive ones of one book.
 
     Attributes:
         source: source of the stories. Its expert solves the long tasks too.
-        filler: source of questions over documents, whose documents provide the sentences in order.
+        filler: folder of plain text (a mapping with `path`, see `Prose`), or a source of questions over documents,
+            whose documents provide the sentences in order.
         sentences: number of sentences to add.
         sentences_per_document: number of sentences, statements included, of a document.
+        words: number of words to add instead of `sentences`; the last sentence may exceed it. It needs prose.
+        words_per_document: largest number of words of a document, instead of `sentences_per_document`. Longer
+            sentences of the filler are left out.
         seed: random seed of the fixed contexts of `tasks`.
     """
 
     name: ClassVar[str] = "babilong"
-    source: Babi
-    filler: FiniteSource
+    source: StorySource
+    filler: FiniteSource | Prose
     sentences: Annotated[int, Between(1, 1_000_000)] = 200
     sentences_per_document: Annotated[int, Between(1, 10_000)] = 20
     seed: Annotated[int, Between(0, MAX_SEED)] = 0
+    words: Annotated[int, Between(1, 100_000_000)] | None = None
+    words_per_document: Annotated[int, Between(20, 1_000_000)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_finite(f"{self.name}.filler", self.filler)
+        if self.words is not None:
+            check_unused(self, "words decides the length", "sentences")
+            if not isinstance(self.filler, Prose):
+                raise ConfigError("words needs prose as filler; give filler a path to plain text, or set sentences")
+        if self.words_per_document is not None:
+            check_unused(self, "words_per_document decides the documents", "sentences_per_document")
+        if not isinstance(self.filler, Prose):
+            _check_finite(f"{self.name}.filler", self.filler)
 
     def draw(self, rng: np.random.Generator) -> Task:
         return self.stretch(self.source.draw(rng), rng)
@@ -142,24 +157,87 @@ class Babilong(Checked):
         """Return the story with each statement at a random place among consecutive sentences of the filler."""
         story = split_sentences(" ".join(task.context.values()))
         if len(story) != task.metadata["size"]:
+            place = task.metadata.get("file", task.source)
             raise TaskError(
-                f"{self.name}: a statement of {task.prompt!r}, {task.metadata['file']}, has several sentences or none; "
+                f"{self.name}: a statement of {task.prompt!r}, {place}, has several sentences or none; "
                 "expected one sentence per statement"
             )
-        filler = self._draw_sentences(people(task.prompt, story), rng)
+        names = people(task.prompt, story)
+        added: dict[str, Scalar] = {}
+        if isinstance(self.filler, Prose):
+            book, filler = self._draw_prose(self.filler, names, rng)
+            added["book"] = book
+        else:
+            filler = self._draw_sentences(names, rng)
         places = sorted(rng.permutation(len(story) + len(filler))[: len(story)].tolist())
         mixed = list(filler)
         for place, statement in zip(places, story, strict=True):
             mixed.insert(place, statement)
-        context = group_statements(tuple(mixed), self.sentences_per_document)
+        documents = self._group(mixed)
+        keys = [f"part {number}" for number, document in enumerate(documents, 1) for _ in document]
+        context = {f"part {number}": " ".join(document) for number, document in enumerate(documents, 1)}
         facts = [places[fact] for fact in json.loads(str(task.metadata["facts"]))]
-        added: dict[str, Scalar] = {
-            "added": self.sentences,
+        added |= {
+            "added": len(filler),
             "facts": json.dumps(facts),
-            "support": json.dumps(find_document_keys(facts, self.sentences_per_document)),
+            "support": json.dumps(list(dict.fromkeys(keys[fact] for fact in facts))),
             IDENTITY: self.source.identity(task),
         }
         return _rename(task, self.name, context, added)
+
+    def _group(self, sentences: list[str]) -> list[list[str]]:
+        """Return the sentences of each document. A document is full before the next one starts."""
+        if self.words_per_document is None:
+            length = self.sentences_per_document
+            return [sentences[start : start + length] for start in range(0, len(sentences), length)]
+        documents: list[list[str]] = []
+        words = self.words_per_document  # words of the last document, which is full at first
+        for sentence in sentences:
+            words += count_words(sentence)
+            if words > self.words_per_document:
+                documents.append([])
+                words = count_words(sentence)
+            documents[-1].append(sentence)
+        return documents
+
+    def _draw_prose(self, prose: Prose, names: Set[str], rng: np.random.Generator) -> tuple[str, list[str]]:
+        """Return the name of a book and consecutive sentences of it, without those that `_is_usable` refuses.
+
+        Raises:
+            TaskError: the book is too short. No sentence is repeated.
+        """
+        _ = self._has_long_books
+        book, candidates = prose.draw_book(rng)
+        sentences: list[str] = []
+        words = 0
+        for sentence in candidates:
+            if not self._is_usable(sentence, names):
+                continue
+            sentences.append(sentence)
+            words += count_words(sentence)
+            if len(sentences) == self.sentences if self.words is None else words >= self.words:
+                return book, sentences
+        raise TaskError(
+            f"{self.name}: the book {book} has {len(sentences)} usable sentences with {words} words, and "
+            f"{self._length} are asked for; lower that number, or remove the book"
+        )
+
+    def _is_usable(self, sentence: str, names: Set[str]) -> bool:
+        """Return whether a sentence of a book names none of the people, is no statement, and fits a document."""
+        if not names.isdisjoint(_NAME.findall(sentence)) or is_event(sentence):
+            return False
+        return self.words_per_document is None or count_words(sentence) <= self.words_per_document
+
+    @property
+    def _length(self) -> str:
+        return f"{self.sentences} sentences" if self.words is None else f"{self.words} words"
+
+    @cached_property
+    def _has_long_books(self) -> bool:
+        """Check once, before the first task, that every book is long enough. Raises `TaskError` if one is not."""
+        if isinstance(self.filler, Prose) and self.words is not None:
+            self.filler.check_length(self.words)
+        return True
 
     def _draw_sentences(self, names: Set[str], rng: np.random.Generator) -> list[str]:
         """Return consecutive sentences of the pool from a random position, without those that have one of the names.
@@ -184,6 +262,7 @@ class Babilong(Checked):
     @cached_property
     def _pool(self) -> tuple[str, ...]:
         texts: dict[str, None] = {}  # in order, each once
+        assert not isinstance(self.filler, Prose)
         for task in self.filler.tasks():
             texts |= dict.fromkeys(task.context.values())
         pool: list[str] = []
@@ -198,6 +277,12 @@ class Babilong(Checked):
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
         return self.source.propose(observation, rng, style)
+
+    def remember(self, question: str, memory: str, text: str) -> Proposal:
+        return remember(question, memory, text)
+
+    def conclude(self, question: str, memory: str) -> Proposal:
+        return conclude_from_memory(question, memory)
 
 
 def split_sentences(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from selfcest_env.tasks.source import (
     GIVE_UP,
@@ -26,6 +26,11 @@ NOWHERE = "nowhere"
 NOTHING = "nothing"
 TAKES = "takes"
 DROPS = "drops"
+# The official grammar of tasks 1 to 3.
+ROOMS = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+MOVE_VERBS = ("moved", "went", "went back", "journeyed", "travelled")
+TAKE_VERBS = ("got", "took", "picked up", "grabbed")
+DROP_VERBS = ("dropped", "discarded", "put down", "left")
 _QUESTIONS = (
     re.compile(r"Where is (?P<person>[A-Z][a-z]+)\?"),
     re.compile(r"Is (?P<person>[A-Z][a-z]+) in the (?P<room>[a-z]+)\?"),
@@ -42,10 +47,13 @@ _PART_QUESTIONS = tuple(
 )
 _EVENT = re.compile(
     r"\b(?P<person>[A-Z][a-z]+) (?:"
-    r"(?:moved|went|went back|journeyed|travelled) to the (?P<room>bathroom|bedroom|garden|hallway|kitchen|office)"
-    r"|(?:(?P<takes>got|took|picked up|grabbed)|(?:dropped|discarded|put down|left)) the (?P<thing>[a-z]+))\b"
+    rf"(?:{'|'.join(MOVE_VERBS)}) to the (?P<room>{'|'.join(ROOMS)})"
+    rf"|(?:(?P<takes>{'|'.join(TAKE_VERBS)})|(?:{'|'.join(DROP_VERBS)})) the (?P<thing>[a-z]+))\b"
 )
 _EVENT_IN_REPLY = re.compile(r"(?P<person>[A-Z][a-z]+) (?:to (?P<room>[a-z]+)|(?P<does>takes|drops))")
+_PERSON_IN_MEMORY = re.compile(r"([A-Z][a-z]+) in ([a-z]+)")
+_HOLDER_IN_MEMORY = re.compile(r"[a-z]+ with ([A-Z][a-z]+)")
+_ROOMS_IN_MEMORY = re.compile(r"[a-z]+ in ([a-z]+(?:, [a-z]+)*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,42 @@ def people(question: str, statements: Iterable[str]) -> frozenset[str]:
     return frozenset([*names_in_question, *(event.person for event in _find_events(" ".join(statements)))])
 
 
+def is_event(sentence: str) -> bool:
+    """Return whether the expert would read an event in a sentence."""
+    return _EVENT.search(sentence) is not None
+
+
+def remember(question: str, memory: str, text: str) -> Proposal:
+    """Answer with the memory after a part of the story. The thought is the summary of that part.
+
+    Args:
+        question: question about the whole story.
+        memory: memory before the part; a text without facts, such as `NOTHING`, at the start.
+        text: text of the part.
+    """
+    asked = _match_question(question, _QUESTIONS)
+    if asked is None:
+        return GIVE_UP
+    summary = _summarise(asked, text)
+    if "person" in asked:
+        return Proposal(Answer(memory if summary == NOWHERE else summary), summary)
+    world = _World.read(memory)
+    world.follow(summary)
+    # A question about an earlier room needs all rooms of the thing, any other one only the last.
+    kept_rooms = world.rooms if "room" in asked else world.rooms[-1:]
+    return Proposal(Answer(world.write(asked["thing"], kept_rooms)), summary)
+
+
+def conclude_from_memory(question: str, memory: str) -> Proposal:
+    """Answer a question from the memory after the whole story."""
+    asked = _match_question(question, _QUESTIONS)
+    if asked is None:
+        return GIVE_UP
+    if "person" in asked:
+        return _conclude(asked, [NOWHERE if memory == NOTHING else memory])
+    return _pick_room(asked, _World.read(memory).rooms, "")
+
+
 def _match_question(text: str, patterns: Iterable[re.Pattern[str]]) -> dict[str, str] | None:
     matches = (pattern.fullmatch(text) for pattern in patterns)
     return next((match.groupdict() for match in matches if match), None)
@@ -142,36 +186,80 @@ def _is_summary(question: dict[str, str], reply: str) -> bool:
 
 def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
     """Infer the answer to a question from the summaries of all parts of the story, in order."""
-    room = question.get("room")
     if "person" in question:
+        room = question.get("room")
         rooms = [summary.strip() for summary in summaries if summary.strip() != NOWHERE]
         if not rooms:
             return GIVE_UP
         if room is None:
             return Proposal(Answer(rooms[-1]))
         return Proposal(Answer("yes" if rooms[-1] == room else "no"), f"{question['person']}: {rooms[-1]}")
-    rooms = _list_rooms_of_thing(summaries)
-    thought = f"{question['thing']}: {', '.join(rooms)}"
+    world = _World()
+    clauses: list[str] = []
+    for summary in summaries:
+        clauses += world.follow(summary)
+    return _pick_room(question, world.rooms, "; ".join(clauses))
+
+
+def _pick_room(question: dict[str, str], rooms: Sequence[str], thought: str) -> Proposal:
+    """Answer a question about a thing from its rooms, in order."""
+    room = question.get("room")
     if room is not None:
         # The question is about the room before the last visit to `room`.
         rooms = rooms[: len(rooms) - 1 - rooms[::-1].index(room)] if room in rooms else []
     return Proposal(Answer(rooms[-1]), thought) if rooms else GIVE_UP
 
 
-def _list_rooms_of_thing(summaries: Sequence[str]) -> list[str]:
-    """Return the rooms in which a thing was, in order: the rooms of the person who held it."""
-    room_by_person: dict[str, str] = {}
-    holder = ""
-    rooms: list[str] = []
-    for summary in summaries:
+@dataclass
+class _World:
+    """The events so far, as far as a question about a thing needs them.
+
+    Attributes:
+        room_by_person: room of each person.
+        holder: person who holds the thing; empty if nobody does.
+        rooms: rooms in which the thing was, in order: the rooms of the person who held it.
+    """
+
+    room_by_person: dict[str, str] = field(default_factory=dict)
+    holder: str = ""
+    rooms: list[str] = field(default_factory=list)
+
+    def follow(self, summary: str) -> list[str]:
+        """Apply the events of a summary, and return them, each with the room into which it brings the thing."""
+        clauses: list[str] = []
         for match in _EVENT_IN_REPLY.finditer(summary):
+            clause = match[0]
             if match["room"]:
-                room_by_person[match["person"]] = match["room"]
+                self.room_by_person[match["person"]] = match["room"]
             else:
-                holder = match["person"]
-            room = room_by_person.get(holder)
-            if room is not None and rooms[-1:] != [room]:
-                rooms.append(room)
+                self.holder = match["person"]
+            room = self.room_by_person.get(self.holder)
+            if room is not None and self.rooms[-1:] != [room]:
+                self.rooms.append(room)
+                clause += f": {room}"
             if match["does"] == DROPS:
-                holder = ""
-    return rooms
+                self.holder = ""
+            clauses.append(clause)
+        return clauses
+
+    def write(self, thing: str, rooms: Sequence[str]) -> str:
+        """Return the memory of these facts, with these rooms of the thing."""
+        clauses = [f"{person} in {room}" for person, room in self.room_by_person.items()]
+        if self.holder:
+            clauses.append(f"{thing} with {self.holder}")
+        if rooms:
+            clauses.append(f"{thing} in {', '.join(rooms)}")
+        return "; ".join(clauses) or NOTHING
+
+    @classmethod
+    def read(cls, memory: str) -> _World:
+        """Return the facts of a memory. Clauses of another form are left out."""
+        world = cls()
+        for clause in memory.split("; "):
+            if match := _PERSON_IN_MEMORY.fullmatch(clause):
+                world.room_by_person[match[1]] = match[2]
+            elif match := _HOLDER_IN_MEMORY.fullmatch(clause):
+                world.holder = match[1]
+            elif match := _ROOMS_IN_MEMORY.fullmatch(clause):
+                world.rooms = match[1].split(", ")
+        return world

@@ -263,7 +263,10 @@ def test_clones_say_what_their_part_says_and_the_root_follows_the_thing(tmp_path
             1,
         )
     ]
-    assert record.root.turns[-1].generation.text == "football: hallway, kitchen, garden\nAnswer: kitchen"
+    assert record.root.turns[-1].generation.text == (
+        "Mary to bathroom; John to hallway; John takes: hallway; Sandra to garden; John to kitchen: kitchen; "
+        "John drops; John to office; Mary to kitchen; Mary takes; Mary to garden: garden\nAnswer: kitchen"
+    )
 
 
 @pytest.mark.parametrize("style", Style)
