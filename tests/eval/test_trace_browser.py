@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browsing import beside, chromium, opened, serious
 from pages import EVIL, RULES, groups, harmful, write
 from rich.console import Console
 from test_job import counterfactual, play
 
+from selfcest_agents.policy import ScriptedPolicy
+from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_cli.trace import write_page
 from selfcest_env.record import EpisodeRecord, read_episodes
+from selfcest_env.types import CloneRequest, Delegate, Limits, Task
+from selfcest_env.views import Observation
 from selfcest_eval.html.playing import Renderer
 from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_training.credit import Credit
@@ -138,30 +143,18 @@ def test_everybody_can_use_it(browser: Any, file: Path, deep: EpisodeRecord, sch
 
 
 @pytest.mark.slow
-def test_a_link_leads_to_its_place_and_a_wrong_one_to_some(browser: Any, file: Path, deep: EpisodeRecord) -> None:
-    replayed = f"{deep.episode_id}%2Froot.0%3Dresample%2Fsample0"
-    with opened(browser, file, f"#{deep.episode_id}/root.1/0") as page:
-        assert (page.text("#episode-name"), page.text("#agent-name")) == (deep.episode_id, "root.1")
-        for place, name, agent in (
-            (f"{replayed}/root.0/0", f"{deep.episode_id}/root.0=resample/sample0", "root.0"),
-            (f"{deep.episode_id}/root.77/x", deep.episode_id, "root"),
-            ("%E0%A4%A/'\"<>/1", None, "root"),
-        ):
-            page.tab.evaluate("place => { location.hash = place }", place)
-            page.tab.wait_for_function("name => document.querySelector('#agent-name').textContent === name", arg=agent)
-            assert name is None or page.text("#episode-name") == name
-
-
-@pytest.mark.slow
 def test_what_an_address_names_in_vain_is_said_and_the_address_is_corrected(
     browser: Any, file: Path, deep: EpisodeRecord
 ) -> None:
     name, last = deep.episode_id, len(deep.root.turns) - 1
-    with opened(browser, file, f"#{name}/root.0/0") as page:
+    with opened(browser, file, f"#{name}%2Froot.0%3Dresample%2Fsample0/root.1/0") as page:
+        assert page.text("#episode-name") == f"{name}/root.0=resample/sample0"
+        assert page.text("#agent-name") == "root.1"
         page.shows("#missing", "")
         for place, said, true in (
             (f"{name}/root.77/0", "There is no agent root.77 in this episode; this is root.", f"{name}/root/0"),
             (f"{name}/root/99", f"There is no turn 99 of root; this is turn {last}.", f"{name}/root/{last}"),
+            ("%E0%A4%A/'\"<>/0", "There is no episode %E0%A4%A here; this is s0.g0.e0.", "s0.g0.e0/root/0"),
             ("gone/root/0", "There is no episode gone here; this is s0.g0.e0.", "s0.g0.e0/root/0"),
         ):
             page.tab.evaluate("place => { location.hash = place }", place)
@@ -348,3 +341,55 @@ def test_the_pages_of_a_real_run_open(browser: Any, tmp_path: Path) -> None:
         page.shows("#agent-name", "root.0")
         rows = page.tab.locator("#replays tbody tr")
         assert rows.count() == 1 + sum(name.startswith(f"{replayed}/root.0=") for name in replays) == 1 + 2
+
+
+@pytest.mark.slow
+def test_a_tree_of_thousands_opens_at_once_and_draws_what_is_in_view(browser: Any, tmp_path: Path) -> None:
+    limits = Limits(10**6, turn_tokens=1000, reply_tokens=8, max_clones=None, max_clones_per_call=None, max_depth=2)
+    policy = ScriptedPolicy(Wide((50, 40)))
+    task = Task("wide", "How many?", "7", "test")
+    (record,) = rollout([RolloutRequest("wide", task, 0)], policy, RULES.with_limits(limits))
+    file = tmp_path / "wide.html"
+    file.write_text(make_viewer_page("Wide", [EpisodeView(record)], [Renderer(RULES)], ()).render(), encoding="utf-8")
+    with opened(browser, file) as page:
+        tab = page.tab
+        metrics = tab.context.new_cdp_session(tab)
+        metrics.send("Performance.enable", {"timeDomain": "threadTicks"})
+        (seconds,) = [
+            one["value"] for one in metrics.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration"
+        ]
+        assert seconds < 2  # 0.3 s on an idle core
+        tree, nodes = tab.locator("#tree"), tab.locator('#tree [role="treeitem"]')
+        assert nodes.count() == 1 + 50 + 40, "all others are folded"
+        assert tree.evaluate("box => box.scrollWidth <= box.clientWidth"), "the whole tree is in view"
+        assert tab.locator('[data-agent="root.7"]').get_attribute("aria-expanded") == "false"
+        tab.evaluate("location.hash = '#wide/root.7.39/0'")
+        page.shows("#agent-name", "root.7.39")
+        assert tab.locator('[data-agent="root.7"]').get_attribute("aria-expanded") == "true"
+        tab.locator("#tree-tools").get_by_text("Unfold all").click()
+        tab.locator('[data-agent="root.7.39"]').focus()
+        for _ in range(12):
+            tab.keyboard.press("+")
+        assert 0 < nodes.count() < 200
+        assert tree.evaluate("box => box.scrollWidth > 10 * box.clientWidth")
+        box, node = tree.bounding_box(), tab.locator('[data-agent="root.7.39"]').bounding_box()
+        assert box["x"] <= node["x"] <= box["x"] + box["width"]
+        tree.evaluate("box => { box.scrollLeft = 1e9 }")
+        tab.locator('[data-agent="root.49.39"]').wait_for()
+        tab.locator('[data-agent="root.49"] .fold').click()
+        assert tab.locator('[data-agent="root.49.39"]').count() == 0
+        assert tab.locator('[data-agent="root.49"] .fold').text_content() == "+40"
+        assert page.text("#agent-name") == "root.7.39"
+        assert serious(tab) == []
+
+
+@dataclass(frozen=True)
+class Wide:
+    """Agents at each depth call so many clones, and then answer 7."""
+
+    widths: tuple[int, ...]
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        if observation.depth < len(self.widths) and not observation.exchanges:
+            return RULES.protocol.render(Delegate((CloneRequest("count"),) * self.widths[observation.depth]))
+        return "Answer: 7"

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from pages import EVIL, RULES, groups, harmful, write
 
 import selfcest_cli.main as cli
 from selfcest_env.budget import Account
-from selfcest_env.counterfactual import restore
+from selfcest_env.counterfactual import replay_turns, restore
+from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.types import ROOT, MessageRole
+from selfcest_env.types import ROOT, AgentId, MessageRole
 from selfcest_eval.html.playing import Renderer, Timeline, replay_episode
 from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
@@ -94,9 +96,17 @@ def test_accounts_add_up_after_every_turn_and_end_as_the_game_s(records: list[Ep
         assert isinstance(accounts[ROOT], Account)
 
 
+def choose(timeline: Timeline, kernel: Kernel) -> AgentId:
+    """The ready agent whose turn ends first."""
+    return timeline.first_to_end((agent_id, len(kernel.agents[agent_id].turns)) for agent_id in kernel.ready())
+
+
 def test_the_clock_ends_with_the_critical_path(records: list[EpisodeRecord]) -> None:
     assert any(record.cost.depth == 2 for record in records)
     for record in records:
+        timeline = Timeline(record)
+        *_, kernel = replay_turns(record, RULES.with_limits(record.limits), partial(choose, timeline))
+        assert timeline.list_turns() == [(step.agent_id, step.turn) for step in kernel.log]
         clock = Timeline(record)
         assert max(clock.ends.values()) == record.cost.critical_path_tokens
         turns = {(key.agent_id, key.turn): turn.facts.generated_tokens for key, turn in record.turns()}

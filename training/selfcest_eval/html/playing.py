@@ -15,7 +15,7 @@ from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
-from selfcest_env.types import ROOT, AgentId, Message, MessageRole, Outcome, Part
+from selfcest_env.types import ROOT, AgentId, Message, MessageRole, Outcome, Part, Status
 
 TurnPlace = tuple[AgentId, int]  # an agent and the index of its turn
 Block = tuple[Message, ...]  # messages of the environment between two turns
@@ -79,22 +79,49 @@ def _replay_with(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) 
         RecordError: the game does not repeat the record by the rules of this renderer.
     """
 
+    turns_in_order = iter(timeline.list_turns())
+    turn: TurnPlace | None = None  # the last one played
+
     def choose(kernel: Kernel) -> AgentId:
-        return timeline.first_to_end((agent_id, len(kernel.agents[agent_id].turns)) for agent_id in kernel.ready())
+        nonlocal turn
+        agent_id = next(turns_in_order, (ROOT, 0))[0]
+        if agent_id not in kernel.agents or kernel.agents[agent_id].status is not Status.READY:
+            agent_id = kernel.ready()[0]  # under these rules it is another episode
+        turn = (agent_id, len(kernel.agents[agent_id].turns))
+        return agent_id
 
     changes: list[LedgerChange] = []
     before: dict[AgentId, Account] = {}
     kernel = None
     for kernel in replay_turns(record, renderer.rules.with_limits(record.limits), choose):
-        accounts = dict(kernel.ledger.accounts)
-        # Accounts are immutable, so an unchanged one is the same object.
-        changed = {agent_id: account for agent_id, account in accounts.items() if before.get(agent_id) is not account}
-        turn = (kernel.log[-1].agent_id, kernel.log[-1].turn) if kernel.log else None
+        changed = {}
+        for agent_id in _list_touched(kernel, turn):
+            account = kernel.ledger.accounts[agent_id]
+            # Accounts are immutable, so an unchanged one is the same object.
+            if before.get(agent_id) is not account:
+                changed[agent_id] = before[agent_id] = account
         changes.append(LedgerChange(turn, changed))
-        before = accounts
     assert kernel is not None
     blocks = {agent_id: _split_into_blocks(state.messages) for agent_id, state in kernel.agents.items()}
     return ReplayedEpisode(timeline, renderer, blocks, changes)
+
+
+def _list_touched(kernel: Kernel, turn: TurnPlace | None) -> list[AgentId]:
+    """Return the agents whose accounts a turn may have changed, in tree order.
+
+    These are the agent, its new clones, and the agents above it. Where a call has joined, they are its clones too.
+    """
+    if turn is None:
+        return [ROOT]
+    agent_id: AgentId | None = turn[0]
+    touched = set[AgentId]()
+    while agent_id is not None:
+        state = kernel.agents[agent_id]
+        touched.add(agent_id)
+        if state.turns and (agent_id == turn[0] or state.status is not Status.WAITING):
+            touched.update(state.turns[-1].children)
+        agent_id = agent_id.parent
+    return sorted(touched)
 
 
 def _split_into_blocks(messages: Sequence[Message]) -> list[Block]:
@@ -151,6 +178,11 @@ class Timeline:
         self._last_clone: dict[TurnPlace, AgentId] = {}  # of each call, the clone that ended last
         self._add_agent(ROOT, 0)
         self._mark_critical(ROOT)
+
+    def list_turns(self) -> list[TurnPlace]:
+        """Return all turns in the order in which they end. A turn comes after those that it had to wait for."""
+        # Python's sort is stable, and turns were added after those that they had to wait for.
+        return sorted(self.ends, key=lambda place: self.ends[place])
 
     def first_to_end(self, ready: Iterable[TurnPlace]) -> AgentId:
         """Return the agent whose next turn ends first. A turn without a time comes before all others."""

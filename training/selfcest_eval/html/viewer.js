@@ -178,9 +178,11 @@ function show() {
   shown.place = location.hash;
   const [name, agentId, turn] = location.hash.slice(1).split("/").map(decoded);
   const number = numberOf.get(name) ?? listed.rows[0] ?? 0;
-  if (number !== shown.number) {
+  const isNew = number !== shown.number;
+  if (isNew) {
     shown.number = number;
     shown.episode = JSON.parse(stored.episodes[number]);
+    connect(shown.episode);
     shown.agent = null;
     shown.event = null;
     listed.at = listed.rows.indexOf(number);
@@ -194,7 +196,10 @@ function show() {
   shown.agent = agent.id;
   shown.turn = Math.min(last, Math.max(0, Math.trunc(Number(turn)) || 0));
   correctAddress(name, agentId, turn);
-  if (turned) showAgent();
+  if (turned) {
+    showAgent();
+    if (isNew || shown.episode.agents.length > MOST_ROWS) drawCredit();
+  }
   markTurn(turned);
   drawTree();
   drawTimeline();
@@ -215,9 +220,33 @@ function correctAddress(name, agentId, turn) {
   shown.place = location.hash;
 }
 
-const agentOf = (id) => shown.episode.agents.find((agent) => agent.id === id);
+/** Give every agent its parent, its clones and its depth. Agents are in tree order. */
+function connect(episode) {
+  episode.byId = new Map(episode.agents.map((agent) => [agent.id, agent]));
+  for (const agent of episode.agents) {
+    agent.clones = agent.turns.flatMap((turn) => turn.children ?? []).map((id) => episode.byId.get(id));
+    agent.clones.forEach((clone, place) => Object.assign(clone, { parent: agent, place }));
+    agent.depth = agent.parent ? agent.parent.depth + 1 : 0;
+  }
+}
+
+const agentOf = (id) => shown.episode.byId.get(id);
 const shortName = (id) => (id === "root" ? "root" : id.slice(4));
-const childrenOf = (agent) => agent.turns.flatMap((turn) => turn.children ?? []).map(agentOf);
+
+/** The agents above an agent, the nearest first. */
+function ancestorsOf(agent) {
+  const above = [];
+  for (let one = agent.parent; one; one = one.parent) above.push(one);
+  return above;
+}
+
+const MOST_ROWS = 150; // of a table about all agents; a longer one shows those around the shown agent
+
+/** The agents around the shown one: those above it, itself and its clones. */
+function neighbours() {
+  const agent = agentOf(shown.agent);
+  return [...ancestorsOf(agent).reverse(), agent, ...agent.clones.slice(0, MOST_ROWS)];
+}
 
 function facts(pairs) {
   return pairs
@@ -253,5 +282,5 @@ function showEpisode() {
     ]),
   );
   drawReward();
-  drawCredit();
+  startTree();
 }

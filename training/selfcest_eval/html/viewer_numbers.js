@@ -1,13 +1,35 @@
 // The accounts after every turn: of the tree as bars, of each agent as a table.
 
-function balances() {
+/** The sums over all accounts after every turn. */
+function sumAccounts() {
   const now = new Map();
+  const sum = { spent: 0, reserved: 0, free: 0 };
+  const add = (account, factor) => {
+    sum.spent += factor * account.spent;
+    sum.reserved += factor * account.reserved;
+    sum.free += factor * (freeOf(account) ?? 0);
+  };
   return shown.episode.ledger.map(([turn, changes]) => {
-    for (const [agent, granted, spent, reserved, lent] of changes) now.set(agent, { granted, spent, reserved, lent });
-    return { turn, accounts: new Map(now) };
+    for (const change of changes) {
+      if (now.has(change[0])) add(now.get(change[0]), -1);
+      const account = accountOf(change);
+      now.set(change[0], account);
+      add(account, 1);
+    }
+    return { turn, ...sum };
   });
 }
 
+/** All accounts after a turn, by the number of the agent. */
+function accountsAfter(event) {
+  const now = new Map();
+  for (const [, changes] of shown.episode.ledger.slice(0, event + 1)) {
+    for (const change of changes) now.set(change[0], accountOf(change));
+  }
+  return now;
+}
+
+const accountOf = ([, granted, spent, reserved, lent]) => ({ granted, spent, reserved, lent });
 const freeOf = ({ granted, spent, reserved, lent }) => (granted == null ? null : granted - spent - reserved - lent);
 
 function drawLedger() {
@@ -23,7 +45,7 @@ function drawLedger() {
     );
     return;
   }
-  shown.balances = shown.event == null ? balances() : shown.balances;
+  if (shown.event == null) shown.sums = sumAccounts();
   const turned = ledger.findIndex(([turn]) => turn && agents[turn[0]].id === shown.agent && turn[1] === shown.turn);
   shown.event = turned < 0 ? 0 : turned;
   const slider = make("input", {
@@ -54,19 +76,13 @@ function drawLedger() {
 
 function fillLedger() {
   const { agents } = shown.episode;
-  const sums = shown.balances.map(({ accounts }) => {
-    const sum = { spent: 0, reserved: 0, free: 0 };
-    for (const account of accounts.values()) {
-      sum.spent += account.spent;
-      sum.reserved += account.reserved;
-      sum.free += freeOf(account) ?? 0;
-    }
-    return sum;
-  });
+  const { sums } = shown;
   const width = Math.max(320, $("ledger").clientWidth);
   const [height, step] = [72, width / sums.length];
-  const most = Math.max(1, ...sums.map((sum) => sum.spent + sum.reserved + sum.free));
+  const most = sums.reduce((highest, sum) => Math.max(highest, sum.spent + sum.reserved + sum.free), 1);
+  const thinned = Math.ceil(sums.length / width); // of so many turns one is drawn, so that bars are not below a pixel
   const bars = sums.map((sum, i) => {
+    if (i % thinned) return null;
     let y = height;
     return ["spent", "reserved", "free"].map((kind) => {
       const part = (sum[kind] / most) * height;
@@ -75,12 +91,13 @@ function fillLedger() {
         class: kind,
         x: i * step,
         y,
-        width: Math.max(0.5, step - Math.min(1, step / 4)),
+        width: Math.max(0.5, thinned * step - Math.min(1, step / 4)),
         height: part,
       });
     });
   });
-  const { turn, accounts } = shown.balances[shown.event];
+  const { turn, ...sum } = sums[shown.event];
+  const accounts = accountsAfter(shown.event);
   const unlimited = accounts.get(0).granted == null;
   $("money").replaceChildren(
     draw(
@@ -103,18 +120,31 @@ function fillLedger() {
       unlimited ? null : swatch("var(--free)", "free"),
     ),
   );
-  const sum = sums[shown.event];
   $("moment").textContent =
     (turn ? `After turn ${turn[1]} of ${agents[turn[0]].id}: ` : "Before the first turn: ") +
     `${count(sum.spent)} spent, ${count(sum.reserved)} reserved` +
     (unlimited ? "." : `, ${count(sum.free)} free.`);
   const cells = ["granted", "spent", "reserved", "lent", "free"];
+  const rows = [...accounts.keys()].sort((a, b) => a - b);
+  const numbers = new Map(agents.map((agent, i) => [agent.id, i]));
+  const near = neighbours().map((agent) => numbers.get(agent.id));
+  const changed = shown.episode.ledger[shown.event][1].map(([agent]) => agent);
+  const listed = rows.length <= MOST_ROWS ? rows : [...new Set([...near, ...changed])].filter((i) => accounts.has(i));
   $("accounts").replaceChildren(
+    listed === rows
+      ? ""
+      : make(
+          "p",
+          { class: "muted small" },
+          `Of ${count(rows.length)} accounts: those of ${shown.agent}, of the agents above it and of its clones, and ` +
+            "those that this turn changed.",
+        ),
     makeTable({
       heads: ["account", "where it is", ...cells.map(number)],
-      rows: [...accounts]
-        .sort(([a], [b]) => a - b)
-        .map(([agent, account]) => {
+      rows: listed
+        .slice(0, MOST_ROWS)
+        .map((agent) => {
+          const account = accounts.get(agent);
           const values = { ...account, free: freeOf(account) };
           return make(
             "tr",
@@ -202,7 +232,7 @@ function largest(scheme) {
       .filter((value) => typeof value === "number")
       .map(Math.abs),
   );
-  return Math.max(1e-9, ...sizes);
+  return sizes.reduce((highest, size) => Math.max(highest, size), 1e-9);
 }
 
 function whyExcluded(agent, scheme) {
@@ -259,11 +289,16 @@ function drawCredit() {
     return;
   }
   const most = schemes.map((_, scheme) => largest(scheme));
+  const { agents } = shown.episode;
+  const listed = agents.length > MOST_ROWS ? neighbours() : agents;
   $("credit").replaceChildren(
     ...leftOut.map((line) => make("p", { class: "small left-out" }, `Left out: ${line}`)),
+    listed === agents
+      ? ""
+      : make("p", { class: "muted small" }, `Of ${count(agents.length)} agents: ${shown.agent}, those above it and its clones.`),
     makeTable({
       heads: ["turn", ...schemes.map(({ name, formula }) => [name, make("span", { class: "formula" }, formula)])],
-      rows: shown.episode.agents.flatMap((agent) =>
+      rows: listed.flatMap((agent) =>
         agent.turns.map((turn, i) =>
           make(
             "tr",

@@ -32,6 +32,22 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+for (const [id, drawAgain] of [["tree", drawTree], ["timeline", drawTimeline]]) {
+  let waiting = false;
+  $(id).addEventListener(
+    "scroll",
+    () => {
+      if (waiting || shown.episode.agents.length <= LARGE) return;
+      waiting = true;
+      requestAnimationFrame(() => {
+        waiting = false;
+        drawAgain();
+      });
+    },
+    { passive: true },
+  );
+}
+
 addEventListener("hashchange", show);
 // The address holds the shown place, so the skip link must not replace it.
 document.querySelector(".skip").addEventListener("click", (event) => {

@@ -43,6 +43,7 @@ function environment(block, tokens) {
 }
 
 const LONG = 3000;
+const MOST_CHIPS = 50; // links to clones below a turn
 
 /** A message. System messages, which all agents share, and long ones are folded. */
 function folded(role, parts) {
@@ -89,9 +90,10 @@ function turnBlock(agent, turn, i) {
         { class: "after small" },
         schemes.map(({ name }, scheme) => creditChip(agent, turn, name, scheme)),
         (turn.adds ?? []).map(([name, value]) => make("span", { class: "chip" }, `${name} ${difference(value)}`)),
-        (turn.children ?? []).map((child) =>
+        (turn.children ?? []).slice(0, MOST_CHIPS).map((child) =>
           make("a", { class: "chip", href: here(child) }, `→ ${shortName(child)}`),
         ),
+        turn.children?.length > MOST_CHIPS ? `and ${many(turn.children.length - MOST_CHIPS, "more clone")}` : null,
         refused.map((said) => make("span", { class: "chip" }, said)),
       ),
     ),

@@ -1,69 +1,189 @@
 // The tree: parents above their clones, and leaves share the width, as in the pictures of the environment.
+// A large tree begins with its lower levels folded. Only what is in view is drawn.
 
 // Where many clones stand side by side, boxes are narrower, and only the label has the credit.
 const NODE = { height: 50, down: 34 };
 const WIDTHS = { wide: { width: 104, across: 12 }, narrow: { width: 58, across: 6 } };
-
-function layout(agents) {
-  const places = new Map();
-  const ends = agents.filter((agent) => !childrenOf(agent).length).length;
-  const { wide, narrow } = WIDTHS;
-  Object.assign(NODE, ends * (wide.width + wide.across) > $("tree").clientWidth ? narrow : wide);
-  let leaves = 0;
-  const put = (agent, depth) => {
-    const below = childrenOf(agent).map((child) => put(child, depth + 1));
-    const x = below.length ? (below[0] + below.at(-1)) / 2 : leaves++ * (NODE.width + NODE.across);
-    places.set(agent.id, { x, y: depth * (NODE.height + NODE.down) });
-    return x;
-  };
-  put(agents[0], 0);
-  const depth = Math.max(...[...places.values()].map((place) => place.y)) + NODE.height;
-  return { places, width: Math.max(1, leaves) * (NODE.width + NODE.across) - NODE.across, height: depth };
-}
-
+const LARGE = 100; // agents; a larger tree begins folded, and can be zoomed
+const LETTERS = 0.45; // zoom below which no letters are drawn
+const BORDERED = 6; // width in pixels below which boxes have no border, which would hide their colour
+const ZOOM = { least: 0.0001, most: 2, step: 1.5 };
+const EDGE = 4; // space around the tree
 const SAID = 200; // most characters of an objective or a reply in the label of a node
+
+/** The view of the shown episode's tree: its folded agents, zoom and layout. */
+const view = { folded: new Set(), zoom: 1, places: null };
 
 const spentOf = (agent) => agent.turns.reduce((sum, turn) => sum + turn.prompt + turn.generated, 0);
 
-function drawTree() {
+/** Begin with the root's clones and, of a large tree, with as many agents below as make `LARGE`, level by level. */
+function startTree() {
   const { agents } = shown.episode;
-  const { places, width, height } = layout(agents);
-  const edges = agents.flatMap((agent) =>
-    childrenOf(agent).map((child) => {
-      const [from, to] = [places.get(agent.id), places.get(child.id)];
-      const [x1, y1, x2, y2] = [from.x + NODE.width / 2, from.y + NODE.height, to.x + NODE.width / 2, to.y];
-      const critical = child.turns.some((turn) => turn.critical);
-      const middle = (y1 + y2) / 2;
-      return draw("path", {
-        class: critical ? "edge critical" : "edge",
-        d: `M${x1} ${y1}C${x1} ${middle} ${x2} ${middle} ${x2} ${y2}`,
-      });
-    }),
+  const isLarge = agents.length > LARGE;
+  view.folded = new Set(isLarge ? agents.filter((agent) => agent.parent && agent.clones.length) : []);
+  let open = 1 + agents[0].clones.length;
+  const levels = [...view.folded].sort((a, b) => a.depth - b.depth || a.clones.length - b.clones.length);
+  for (const agent of levels) {
+    if (open + agent.clones.length > LARGE || (agent.parent && view.folded.has(agent.parent))) continue;
+    open += agent.clones.length;
+    view.folded.delete(agent);
+  }
+  view.places = null;
+  view.zoom = isLarge ? fittingZoom() : 1;
+  $("tree").scrollTo(0, 0);
+  fillTools();
+}
+
+function fillTools() {
+  const tool = (name, act) => make("button", { type: "button", on: { click: act } }, name);
+  $("tree-tools").hidden = shown.episode.agents.length <= LARGE;
+  $("tree-tools").replaceChildren(
+    tool("Fit", fitTree),
+    tool("Smaller", () => zoomTree(view.zoom / ZOOM.step)),
+    tool("Larger", () => zoomTree(view.zoom * ZOOM.step)),
+    tool("Unfold all", () => foldTree([])),
+    tool("Fold all", () => foldTree(shown.episode.agents.filter((agent) => agent.parent && agent.clones.length))),
+    make("span", { class: "muted small" }, "In the tree: + and − zoom, 0 fits, Space folds and unfolds."),
   );
+}
+
+function foldTree(agents) {
+  view.folded = new Set(agents);
+  view.places = null;
+  fitTree();
+}
+
+function toggleFold(agent) {
+  if (!agent.clones.length) return;
+  if (!view.folded.delete(agent)) view.folded.add(agent);
+  view.places = null;
+  // The shown agent stays in view.
+  const hiding = ancestorsOf(agentOf(shown.agent)).findLast((above) => view.folded.has(above));
+  if (hiding) go(here(hiding.id));
+  drawTree();
+}
+
+/** Change the size of the tree, around the shown agent. */
+function zoomTree(zoom) {
+  view.zoom = Math.min(ZOOM.most, Math.max(ZOOM.least, zoom));
+  drawTree();
+  const middle = layoutTree().at.get(agentOf(shown.agent)) + NODE.width / 2;
+  $("tree").scrollLeft = middle * view.zoom - $("tree").clientWidth / 2;
+  drawTree();
+}
+
+const fittingZoom = () => Math.min(1, $("tree").clientWidth / (layoutTree().width + 2 * EDGE));
+const fitTree = () => zoomTree(fittingZoom());
+/** Boxes become narrow, but not low, so that levels stay apart. */
+const zoomDown = () => Math.max(view.zoom, LETTERS);
+
+/** Place every agent that is not folded away. Rows are sorted from left to right. */
+function layoutTree() {
+  if (view.places) return view.places;
+  const open = [];
+  const hidden = new Set();
+  for (const agent of shown.episode.agents) {
+    if (agent.parent && (hidden.has(agent.parent) || view.folded.has(agent.parent))) hidden.add(agent);
+    else open.push(agent);
+  }
+  const isLeaf = (agent) => !agent.clones.length || view.folded.has(agent);
+  const ends = open.filter(isLeaf).length;
+  const { wide, narrow } = WIDTHS;
+  Object.assign(NODE, ends * (wide.width + wide.across) > $("tree").clientWidth ? narrow : wide);
+  const at = new Map();
+  let leaves = 0;
+  for (const agent of open) if (isLeaf(agent)) at.set(agent, leaves++ * (NODE.width + NODE.across));
+  // Clones come after their parents, so from the end every agent's clones have their places.
+  for (const agent of open.toReversed())
+    if (!isLeaf(agent)) at.set(agent, (at.get(agent.clones[0]) + at.get(agent.clones.at(-1))) / 2);
+  const rows = [];
+  for (const agent of open) (rows[agent.depth] ??= []).push(agent);
+  const folds = shown.episode.agents.length > LARGE;
+  const down = NODE.height + NODE.down;
+  view.places = {
+    at,
+    rows,
+    y: (agent) => agent.depth * down,
+    width: Math.max(1, leaves) * (NODE.width + NODE.across) - NODE.across,
+    height: rows.length * down - NODE.down + (folds ? 20 : 0),
+  };
+  return view.places;
+}
+
+/** The agents of a row that are in view. Where several share a pixel, the first that failed is drawn, or the first. */
+function inView(row, from, to) {
+  const { at } = view.places;
+  let [low, high] = [0, row.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (at.get(row[middle]) + NODE.width < from) low = middle + 1;
+    else high = middle;
+  }
+  const drawn = new Map();
+  const failed = (agent) => mark(agent.status) === "✕";
+  for (let i = low; i < row.length && at.get(row[i]) <= to; i++) {
+    const pixel = view.zoom < LETTERS ? Math.floor((at.get(row[i]) * view.zoom) / 2) : i;
+    const other = drawn.get(pixel);
+    if (!other || (failed(row[i]) && !failed(other))) drawn.set(pixel, row[i]);
+  }
+  return drawn.values();
+}
+
+function drawTree() {
+  const chosen = agentOf(shown.agent);
+  for (const agent of ancestorsOf(chosen)) if (view.folded.delete(agent)) view.places = null;
+  const { at, rows, y, width, height } = layoutTree();
+  const box = $("tree");
+  const { zoom } = view;
+  const zoomY = zoomDown();
+  // A small tree is drawn as a whole.
+  const whole = shown.episode.agents.length <= LARGE;
+  const reveal = shown.revealed !== chosen;
+  shown.revealed = chosen;
+  const revealed = (scrolled, start, size, room) =>
+    reveal && (start < scrolled || start + size > scrolled + room) ? Math.max(0, start - room / 2 + size / 2) : scrolled;
+  const left = revealed(box.scrollLeft, at.get(chosen) * zoom, NODE.width * zoom, box.clientWidth);
+  const top = revealed(box.scrollTop, y(chosen) * zoomY, NODE.height * zoomY, box.clientHeight || Infinity);
+  const high = Math.max(box.clientHeight, 600); // before the first drawing the box has no height
+  const isNear = (row) => whole || (y(row[0]) >= (top - high) / zoomY && y(row[0]) <= (top + 2 * high) / zoomY);
+  const drawn = new Set([chosen]);
+  const [from, to] = whole ? [-Infinity, Infinity] : [(left - box.clientWidth) / zoom, (left + 2 * box.clientWidth) / zoom];
+  for (const row of rows.filter(isNear)) for (const agent of inView(row, from, to)) drawn.add(agent);
+  const agents = [...drawn].sort((a, b) => a.depth - b.depth || at.get(a) - at.get(b));
+  const middle = NODE.width / 2;
+  const edges = agents
+    .filter((agent) => agent.parent)
+    .map((agent) => {
+      const [x1, y1, x2, y2] = [at.get(agent.parent) + middle, y(agent.parent) + NODE.height, at.get(agent) + middle, y(agent)];
+      const half = (y1 + y2) / 2;
+      return draw("path", {
+        class: agent.turns.some((turn) => turn.critical) ? "edge critical" : "edge",
+        d: `M${x1} ${y1}C${x1} ${half} ${x2} ${half} ${x2} ${y2}`,
+      });
+    });
   const tree = draw(
     "svg",
     {
       role: "tree",
       "aria-label": "Agents",
-      viewBox: `-4 -4 ${width + 8} ${height + 8}`,
-      width: width + 8,
-      height: height + 8,
+      viewBox: `${-EDGE} ${-EDGE} ${width + 2 * EDGE} ${height + 2 * EDGE}`,
+      width: (width + 2 * EDGE) * zoom,
+      height: (height + 2 * EDGE) * zoomY,
+      preserveAspectRatio: "none",
       on: { keydown: treeKey },
     },
     draw("g", { "aria-hidden": "true" }, edges),
-    agents.map((agent) => node(agent, places.get(agent.id))),
+    agents.map((agent) => node(agent, { x: at.get(agent), y: y(agent) })),
   );
-  const had = $("tree").contains(document.activeElement);
-  const scrolled = $("tree").scrollLeft;
-  $("tree").replaceChildren(tree);
-  $("tree").scrollLeft = scrolled;
-  const chosen = tree.querySelector('[aria-selected="true"]');
-  if (had) chosen.focus();
-  const left = places.get(shown.agent).x;
-  if (left < scrolled || left + NODE.width > scrolled + $("tree").clientWidth) {
-    $("tree").scrollLeft = left - $("tree").clientWidth / 2 + NODE.width / 2;
-  }
-  const used = [...new Set(agents.map((agent) => agent.status))];
+  const had = box.contains(document.activeElement);
+  box.replaceChildren(tree);
+  box.scrollTo(left, top);
+  if (had) tree.querySelector('[aria-selected="true"]').focus({ preventScroll: !reveal });
+  drawLegend();
+}
+
+function drawLegend() {
+  const used = [...new Set(shown.episode.agents.map((agent) => agent.status))];
   $("legend").replaceChildren(
     ...used.map((status) => swatch(fillOf(status), `${mark(status)} ${words(status)}`)),
     swatch("var(--spent)", "share of its grant that it has spent"),
@@ -83,7 +203,9 @@ function node(agent, { x, y }) {
   const chosen = agent.id === shown.agent;
   const granted = agent.granted == null ? "" : ` of ${count(agent.granted)}`;
   const credit = schemes.length ? creditOfAgent(agent, 0) : null;
-  const box = { width: NODE.width, height: NODE.height, rx: agent.id === "root" ? 12 : 5 };
+  // A box is at least two pixels wide, however small the tree is drawn.
+  const box = { width: Math.max(NODE.width, 2 / view.zoom), height: NODE.height, rx: agent.id === "root" ? 12 : 5 };
+  const siblings = agent.parent?.clones ?? [agent];
   const said = [
     agent.id === "root" ? null : `asked: ${text(agent.objective).words}`,
     agent.reply == null ? null : `replied: ${text(agent.reply).words}`,
@@ -93,11 +215,14 @@ function node(agent, { x, y }) {
   return draw(
     "g",
     {
-      class: agent.id === "root" ? "node root" : "node",
+      class: `node${agent.parent ? "" : " root"}${NODE.width * view.zoom < BORDERED ? " tiny" : ""}`,
       role: "treeitem",
       tabindex: chosen ? 0 : -1,
       "data-agent": agent.id,
-      "aria-level": agent.id.split(".").length,
+      "aria-level": agent.depth + 1,
+      "aria-setsize": siblings.length,
+      "aria-posinset": (agent.place ?? 0) + 1,
+      "aria-expanded": agent.clones.length ? String(!view.folded.has(agent)) : null,
       "aria-selected": String(chosen),
       "aria-label":
         `${agent.id}, ${words(agent.status)}, ${count(spent)}${granted} tokens, ${many(agent.turns.length, "turn")}` +
@@ -108,6 +233,13 @@ function node(agent, { x, y }) {
     },
     said.length ? draw("title", {}, said.join("\n")) : null,
     draw("rect", { class: "box", ...box, fill: fillOf(agent.status) }),
+    ...(view.zoom < LETTERS ? [] : details(agent, spent, share, credit)),
+  );
+}
+
+/** What a box shows if it is large enough for letters. */
+function details(agent, spent, share, credit) {
+  return [
     draw("rect", { class: "purse", x: 8, y: NODE.height - 9, width: NODE.width - 16, height: 4, rx: 2 }),
     draw("rect", {
       class: "purse spent",
@@ -127,31 +259,56 @@ function node(agent, { x, y }) {
           { class: "money", x: NODE.width - 8, y: 34, "text-anchor": "end" },
           typeof credit === "number" ? difference(credit) : credit.slice(0, 4),
         ),
+    agent.clones.length && shown.episode.agents.length > LARGE ? foldMark(agent) : null,
+  ];
+}
+
+/** The mark below a box that folds and unfolds its clones. */
+function foldMark(agent) {
+  const text = view.folded.has(agent) ? `+${count(agent.clones.length)}` : "−";
+  const width = 12 + 7 * text.length;
+  const toggle = (event) => {
+    event.stopPropagation();
+    toggleFold(agent);
+  };
+  return draw(
+    "g",
+    { class: "fold", transform: `translate(${NODE.width / 2} ${NODE.height})`, on: { click: toggle } },
+    draw("rect", { x: -width / 2, y: 1, width, height: 16, rx: 8 }),
+    draw("text", { y: 13 }, text),
   );
 }
 
 function treeKey(event) {
   const agent = agentOf(shown.agent);
-  const parent = agent.id.includes(".") ? agentOf(agent.id.slice(0, agent.id.lastIndexOf("."))) : null;
-  const siblings = parent ? childrenOf(parent) : [agent];
-  const at = siblings.indexOf(agent);
+  const siblings = agent.parent?.clones ?? [agent];
+  const at = agent.place ?? 0;
   const to = {
-    ArrowUp: parent,
-    ArrowDown: childrenOf(agent)[0],
+    ArrowUp: agent.parent,
+    ArrowDown: agent.clones[0],
     ArrowLeft: siblings[at - 1],
     ArrowRight: siblings[at + 1],
     Home: shown.episode.agents[0],
     End: shown.episode.agents.at(-1),
   }[event.key];
-  if (event.key === "Enter" || event.key === " ") $("agent-name").focus();
-  else if (!to) return;
-  event.preventDefault();
+  const act = {
+    Enter: () => $("agent-name").focus(),
+    " ": () => toggleFold(agent),
+    "+": () => zoomTree(view.zoom * ZOOM.step),
+    "-": () => zoomTree(view.zoom / ZOOM.step),
+    0: fitTree,
+  }[event.key];
   if (to) go(here(to.id));
+  else if (act) act();
+  else return;
+  event.preventDefault();
 }
 
 // The timeline: a lane per agent, generated tokens to the right.
+// The boxes of tree and timeline scroll, and what comes into view is drawn then.
 
-const LANE = { label: 76 };
+const LANE = { label: 76, top: 18 };
+const LANES = 60; // lanes that fit into the view, or more
 const HEIGHTS = { few: { height: 20, gap: 6 }, many: { height: 11, gap: 3 } };
 
 function drawTimeline() {
@@ -161,8 +318,8 @@ function drawTimeline() {
   const scale = (width - LANE.label - 8) / total;
   const played = agents.filter((agent) => agent.turns.length);
   Object.assign(LANE, played.length > 12 ? HEIGHTS.many : HEIGHTS.few);
-  const lane = (agent, at) => {
-    const y = 2 + at * (LANE.height + LANE.gap);
+  const lane = (agent) => {
+    const y = LANE.top + 2 + rows.get(agent) * (LANE.height + LANE.gap);
     const last = agent.turns.at(-1);
     const [from, to] = [agent.turns[0].at, last.at + last.generated].map((time) => LANE.label + time * scale);
     const middle = y + LANE.height / 2;
@@ -199,13 +356,17 @@ function drawTimeline() {
       ),
     );
   };
-  const height = played.length * (LANE.height + LANE.gap);
+  const rows = new Map(played.map((agent, at) => [agent, at]));
+  const height = LANE.top + played.length * (LANE.height + LANE.gap);
+  const first = Math.floor($("timeline").scrollTop / (LANE.height + LANE.gap)) - LANES;
+  // Only the lanes in view are drawn.
+  const lanes = played.slice(Math.max(0, first), Math.max(0, first) + 3 * LANES);
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => {
     const x = LANE.label + share * total * scale;
     const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
     return [
-      draw("line", { class: "tick", x1: x, x2: x, y1: 0, y2: height }),
-      draw("text", { class: "axis", x, y: height + 14, "text-anchor": anchor }, count(Math.round(share * total))),
+      draw("line", { class: "tick", x1: x, x2: x, y1: LANE.top, y2: height }),
+      draw("text", { class: "axis", x, y: 12, "text-anchor": anchor }, count(Math.round(share * total))),
     ];
   });
   const serial = cost.generated_tokens;
@@ -217,9 +378,9 @@ function drawTimeline() {
   $("timeline").replaceChildren(
     draw(
       "svg",
-      { role: "img", "aria-label": $("timeline-words").textContent, width, height: height + 18 },
+      { role: "img", "aria-label": $("timeline-words").textContent, width, height: height + 2 },
       ticks,
-      played.map(lane),
+      lanes.map(lane),
     ),
   );
 }
