@@ -118,10 +118,15 @@ class CloneCost:
 
     Attributes:
         price_key: key of a number in the task's metadata that multiplies the price; "" for none.
+        default_factor: multiplies the price where a task's metadata lacks the key; with `None` such a task is an error.
+
+    Raises:
+        RewardError: a task has no number under `price_key`, and there is no default.
     """
 
     price: float = 0.01
     price_key: str = ""
+    default_factor: float | None = None
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return -self._price_in(record.task) * record.cost.clones
@@ -133,11 +138,12 @@ class CloneCost:
     def _price_in(self, task: Task) -> float:
         if not self.price_key:
             return self.price
-        factor = task.metadata.get(self.price_key)
+        factor = task.metadata.get(self.price_key, self.default_factor)
         if isinstance(factor, bool) or not isinstance(factor, int | float):
             raise RewardError(
                 f"clone_cost.price_key is {self.price_key!r}, and the metadata of task {task.task_id} of "
-                f"{task.source} has {factor!r} there; expected a number, as in tasks of priced_ledgers"
+                f"{task.source} has {factor!r} there; expected a number, as in tasks of priced_ledgers, or set "
+                "default_factor for tasks without one"
             )
         return self.price * factor
 

@@ -29,7 +29,7 @@ from studies.runner import CONFIGS, STUDIES, Rerun, git, selfcest, store_json
 
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
-WHERE = ("where", "where_window", "where_random", "pairs", "pairs_window")  # on the page of studies/where/study.py
+WHERE = ("where", "where_full", "where_random", "pairs")  # on the page of studies/where/study.py
 WHEN = ("when", "when_hidden", "when_uncompared")  # likewise, by studies/when/study.py
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
 METHODS = (

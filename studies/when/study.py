@@ -59,9 +59,9 @@ REWARDS = {
     "hindsight": "threshold rule in hindsight",
     "oracle": "better choice of each instance",
 }
-PRICES = ("0", "3", "4", "5")  # of when.yaml
+PRICES = ("0", "1", "5", "6", "7")  # of when.yaml
 LEFT_OUT = 100  # episodes of which clones are left out
-MAX_REGRET = 0.02
+MAX_REGRET = 0.03
 MAX_UNNEEDED = 0.2
 MIN_HIDDEN_REGRET = 0.05
 

@@ -139,6 +139,7 @@ def test_a_task_without_a_price_is_refused() -> None:
     record = play(PricedLedgers(), Style.DELEGATE, 1)[0]
     with pytest.raises(RewardError, match="price_key is 'cost', and the metadata of task .* has None there"):
         CloneCost(price_key="cost").by_turn(record)
+    assert CloneCost(0.1, price_key="cost", default_factor=2).by_turn(record) == CloneCost(0.2).by_turn(record)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def make_cell(experiment: str, variant: str, seed: int, accuracy: float, path: f
 
 def test_ratios_are_of_accurate_seeds_alone() -> None:
     delegating = [make_cell("where", "delegating", seed, 0.99, 50) for seed in range(2)]
-    window = [make_cell("where_window", "reading", 0, 0.95, 200), make_cell("where_window", "reading", 1, 0.5, 9000)]
+    window = [make_cell("where", "reading", 0, 0.95, 200), make_cell("where", "reading", 1, 0.5, 9000)]
     groups = study.group_by_variant([*delegating, *window])
     assert {name: len(cells) for name, cells in groups.items()} == {"delegating": 2, "reading_window": 2}
     found, held = study.predict_ratio("6x20", "critical_path_tokens", 0.2, 0.3).find(groups)
@@ -65,11 +65,11 @@ def test_ratios_are_of_accurate_seeds_alone() -> None:
 
 
 def test_readers_of_different_models_are_not_mixed() -> None:
-    experiments = ("where", "where_window", "where_random")
+    experiments = ("where", "where_full", "where_random")
     groups = study.group_by_variant([make_cell(name, "reading", 0, 1.0, 10) for name in experiments])
     assert {name: [cell["experiment"] for cell in cells] for name, cells in groups.items()} == {
-        "reading": ["where"],
-        "reading_window": ["where_window"],
+        "reading": ["where_full"],
+        "reading_window": ["where"],
         "reading_random": ["where_random"],
     }
 
