@@ -257,14 +257,14 @@ Experiments with the embedded model (0.17 M parameters) on sums over long keyed 
 model. `?[1]C[2]E` names ledgers, and the answer is the last digit of the sum of all their entries. `delegating` calls a
 clone for each ledger. `reading` reads ledger by ledger into its own context and writes a subtotal of each.
 `reading_window` does the same, and each of its tokens sees the 64 first tokens of the context, which hold the question,
-and the last 160. `delegating` has this window, too, and no context that is longer. All learn by imitation alone, from scratch, from equally many tokens (5 M) and equal shapes: up to
-ten ledgers, at most 36 named entries in all, at most 24 in one ledger. Test instances are the same for all seeds, and
-play is greedy.
+and the last 160. `delegating` has this window, too, but none of its contexts is that long.
+
+All learn by imitation alone, from scratch, from equally many tokens (5 M) and equal shapes: up to ten ledgers, at most
+36 named entries in all, at most 24 in one ledger. Test instances are the same for all seeds, and play is greedy.
 
 `python -m studies where` prints this page from `studies/where/evidence`, and `--rerun where/delegating/seed0` makes a
-cell again. The configuration is tuned on seeds from 100 on; configuration and predictions are then committed, and every
-reported seed is run once. [The page before this one](delegation.md) has no reader with a window that a command
-here trains."""
+cell again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and
+every reported seed was run once."""
 
 NOT_RUN = "*No reported seed has been run yet: the configuration is being tuned.*"
 

@@ -1,0 +1,201 @@
+"""The page of claims: what was found, and for each claim its command, CPU time, seeds and strongest rival.
+
+All figures are computed from the stored cells of other studies, whose pages have every seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from selfcest_eval.stats.statistics import over_seeds
+from studies.cells import study as cells
+from studies.credit_map import study as credit_map
+from studies.methods import study as methods
+from studies.runner import DOCS, Cell, Study, cells_in, each, joined, of, shown, table
+from studies.when import study as when
+from studies.where import study as where
+
+LARGEST = "8x20"  # 160 named entries, more than four times as many as in training
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim with its evidence.
+
+    Attributes:
+        text: what is claimed, with figures of `evidence`.
+        page: name of the page in docs/ that has every seed.
+        command: makes one cell of the evidence again.
+        evidence: the cells, with `seed` and `cpu_seconds`.
+        rival: the strongest rival that was tried, and what it came to.
+    """
+
+    text: str
+    page: str
+    command: str
+    evidence: Sequence[Cell]
+    rival: str
+
+
+def make_claims() -> list[Claim]:
+    """Return the claims whose cells are stored."""
+    makers: Sequence[Callable[[], Claim | None]] = (
+        _claim_length,
+        _claim_costs,
+        _claim_decision,
+        _claim_counterfactual_credit,
+        _claim_credit_by_part,
+        _claim_learning_signals,
+    )
+    return [claim for make in makers if (claim := make()) is not None]
+
+
+def _claim_length() -> Claim | None:
+    variants = where.group_by_variant(where.stored()[0])
+    if not {"delegating", "reading", "reading_window"} <= variants.keys():
+        return None
+    lowest = min(where.get_accuracy(variants["delegating"], LARGEST))
+    medians = {name: median(where.get_accuracy(found, LARGEST)) for name, found in variants.items()}
+    return Claim(
+        "Shown at most 36 entries of up to ten ledgers, a root that gives each ledger to a clone is right on 160 "
+        f"entries in {medians['delegating']:.2f} of the cases (median of seeds, lowest {lowest:.2f}), and a reader "
+        f"with full attention in {medians['reading']:.2f}.",
+        "where",
+        "python -m studies where --rerun where/delegating/seed0",
+        [*variants["delegating"], *variants["reading"]],
+        f"A reader that sees a window of its context needs no clones: {medians['reading_window']:.2f}.",
+    )
+
+
+def _claim_costs() -> Claim | None:
+    variants = where.group_by_variant(where.stored()[0])
+    rivals = ("delegating", "reading_window")
+    if not set(rivals) <= variants.keys():
+        return None
+    accurate = [
+        [cell for cell in variants[name] if cell["sizes"]["6x20"]["accuracy"] >= where.LEARNED] for name in rivals
+    ]
+    if not all(accurate):
+        return None
+
+    def get_ratio(cost: str) -> str:
+        above, below = (mean(where.get_cost(cell, "6x20", cost) for cell in found) for found in accurate)
+        return f"x{above / below:.2f}"
+
+    return Claim(
+        f"Against that reader with a window, clones need {get_ratio('critical_path_tokens')} of the critical path and "
+        f"{get_ratio('visible_token_steps')} of the keys that decoding steps see, for {get_ratio('total_tokens')} of "
+        "the tokens (6 ledgers of 20 entries, seeds that are accurate). These are counts, not times.",
+        "where",
+        "python -m studies where --rerun where/reading/seed0",
+        [*variants["delegating"], *variants["reading_window"]],
+        f"All contexts of the tree together are as large as the reader's one: {get_ratio('concurrent_context')}. "
+        "A machine that plays the clones one after the other has no shorter path.",
+    )
+
+
+def _claim_decision() -> Claim | None:
+    deciding = of(when.stored()[0], "when").get("deciding", [])
+    if not deciding:
+        return None
+    rewards = {
+        name: over_seeds([when.get_rewards(cell, "both_new")[name] for cell in deciding])
+        for name in ("policy", "always", "never", "table", "threshold")
+    }
+    return Claim(
+        "From half and half, RL learns to delegate after size, window and price as the prompt states them, also for "
+        f"sizes and windows that no demonstration had: reward {shown(rewards['policy'], 3)}, always delegating "
+        f"{shown(rewards['always'], 3)}, never {shown(rewards['never'], 3)}.",
+        "when",
+        "python -m studies when --rerun when/deciding/seed0",
+        deciding,
+        f"A threshold rule fitted on the same training episodes earns {shown(rewards['threshold'], 3)}, a look-up "
+        f"table of whole prompts {shown(rewards['table'], 3)}.",
+    )
+
+
+def _claim_counterfactual_credit() -> Claim | None:
+    runs = credit_map.cells(credit_map.stored(credit_map.STORE))
+    broadcast = runs["additive-16", credit_map.BASELINE]
+    counterfactual = runs["additive-16", "diff_loo"]
+    ratio = credit_map.speed_up(counterfactual, broadcast, 0)
+    priced = credit_map.speed_up(counterfactual, broadcast, 1)
+    return Claim(
+        "In the symbolic game with sixteen clones and one graded sum, counterfactual credit (`diff_loo`) takes "
+        f"{ratio.mean:.1f} [{ratio.low:.1f}, {ratio.high:.1f}] times fewer decisions than everybody's return for "
+        "everybody.",
+        "credit_map",
+        "python -m studies credit_map --rerun additive-16/diff_loo",
+        [*broadcast, *counterfactual],
+        f"Where a replayed join costs as much as a decision, {priced.mean:.1f} [{priced.low:.1f}, {priced.high:.1f}]; "
+        "under AND, nothing.",
+    )
+
+
+def _claim_credit_by_part() -> Claim | None:
+    variants = of(cells.stored()[0], "cells")
+    baseline = {cell["seed"]: cell for cell in variants[cells.BASELINE]}
+    ratios = [cells.speed_up(cell, baseline[cell["seed"]]) for cell in variants["parts"]]
+    return Claim(
+        "With sixteen clones that are language models, credit by parts of the grade comes to the end of `rloo` in "
+        f"{each(ratios, 1)} times fewer tokens (every seed): not told from luck.",
+        "cells",
+        "python -m studies cells --rerun cells/parts/seed0",
+        [*variants["parts"], *variants[cells.BASELINE]],
+        "`rloo`, one return for all agents.",
+    )
+
+
+def _claim_learning_signals() -> Claim | None:
+    found = cells_in(methods.FOLDER)
+    verdicts = [
+        methods.verdict(methods.gaps(variants, variant, family.baseline, family)).strip("*")
+        for family in methods.FAMILIES
+        for variants in [of(found, family.experiment)]
+        for variant in variants
+        if variant != family.baseline
+    ]
+    told_apart = sum(verdict != "undecided" for verdict in verdicts)
+    return Claim(
+        f"Of {len(verdicts)} comparisons of learning signals from the literature with a baseline at equal compute, "
+        f"{told_apart} can be told from no difference.",
+        "methods",
+        "python -m studies methods --rerun methods_when/default/seed0",
+        found,
+        "`grpo` with a floor of its standard deviation, tuned as long.",
+    )
+
+
+def page(claims: Sequence[Claim]) -> str:
+    """Return the text of `docs/claims.md`."""
+    lines = [
+        [
+            claim.text,
+            claim.rival,
+            f"[{claim.page}]({claim.page}.md)",
+            f"`{claim.command}`",
+            f"{len({cell['seed'] for cell in claim.evidence})}",
+            f"{sum(cell['cpu_seconds'] for cell in claim.evidence) / 60:.0f}",
+        ]
+        for claim in claims
+    ]
+    heads = ["claim", "strongest rival that was tried", "page", "one cell", "seeds", "CPU-min"]
+    return joined([HEAD, table(heads, lines), END])
+
+
+HEAD = """# Claims
+
+This page is for readers who want to check what the project says. Each line is computed from stored cells, and its page
+has every seed, what was predicted before, and the log of tuning. The fourth column makes one cell again. CPU minutes
+are those of training for all cells of a line, on shared machines. The models have 0.17 M parameters, and nothing
+follows from them for a large model."""
+
+END = """`python -m studies claims` prints this page. CI repeats two runs of the credit map, one with counterfactual
+credit and one with everybody's return for everybody, and compares them with what is stored. [What a hostile reader
+would say](hostile.md) has the objections. No gain is claimed for a real model: on [SmolLM2-135M](smollm2.md)
+delegation has not paid yet."""
+
+
+STUDY = Study(page_file=DOCS / "claims.md", page=lambda: page(make_claims()))
