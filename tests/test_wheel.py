@@ -176,8 +176,11 @@ from selfcest_training.export.prime_rl import read_samples, write_samples
 from selfcest_training.shipped import find_model_folder
 
 command = Path(sys.executable).with_name("selfcest")
-asked = [command, "solve", "5:[40]-[59];[20]", "--policy", "deciding", "--html", "solved.html"]
-print("139" in subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout)
+with open("ledgers.json", "w") as file:
+    file.write('{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}')
+asked = [command, "solve", "?[1]C[2]E[3]F;09,15,0", "--policy", "deciding", "--documents", "ledgers.json"]
+asked += ["--html", "solved.html"]
+print("129" in subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout)
 model, _ = load_pretrained(find_model_folder("deciding"))
 add_lora(model, LoraOptions(rank=2), 0)
 print(has_lora(model))
@@ -285,11 +288,11 @@ def install(python: Path, wheel: Path) -> None:
 
 CELLS = """[
 {family: ledgers, size: small, options: {min_named: 1, max_named: 1, min_length: 2, max_length: 2}},
-{family: sums, size: small, options: {min_length: 2, max_length: 5}}]"""
+{family: priced, size: small, options: {sizes: [3], missing: 0, wrong: 0}}]"""
 SMALL_RUN = [
     *(
         f"variants.{variant}.warmstart.phases.{i}.{change}"
-        for variant, phases in {"delegating": 5, "reading": 6, "deciding": 1}.items()
+        for variant, phases in {"delegating": 5, "reading": 6, "deciding": 5}.items()
         for i in range(phases)
         for change in ("tokens=1000", "min_accuracy=null")
     ),

@@ -160,6 +160,7 @@ ELSEWHERE = {
     ),
 }
 BY_PYTHON = {
+    """echo '{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}' > ledgers.json""": FIRST,
     "python -m studies gallery --rerun episodes": (
         "tests/studies/test_gallery.py::test_episodes_played_again_are_those_that_are_stored"
     ),
@@ -279,7 +280,9 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
     shutil.copy(tmp_path / "runs" / "quick" / "config.yaml", tmp_path / "runs" / "longer")
     for name in ("first", "second"):
         shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / name)
-    selfcest("solve", "5:[60]-[65];[10]", "--policy", "deciding", "--out", "asked.jsonl")
+    Path("ledgers.json").write_text('{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}', encoding="utf-8")
+    question = "?[1]C[2]E[3]F;09,15,5"
+    selfcest("solve", question, "--policy", "deciding", "--documents", "ledgers.json", "--out", "asked.jsonl")
     selfcest("evaluate", "name=mine", *SMALLER["evaluate"])
     return tmp_path
 

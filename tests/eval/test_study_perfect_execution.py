@@ -363,7 +363,7 @@ def test_a_study_from_before_perfect_execution_is_read_and_completed(tmp_path: P
     [
         ("quick", "delegating", (Style.DELEGATE, Style.SOLVE)),
         ("quick", "reading", (Style.SOLVE, Style.READ)),  # its first phases call clones, which it cannot
-        ("quick", "deciding", (Style.DELEGATE, Style.SOLVE)),
+        ("quick", "deciding", (Style.DELEGATE, Style.SOLVE, Style.READ)),
         ("three_arms", "monolithic", (Style.SOLVE,)),
         ("three_arms", "monolithic_read", (Style.SOLVE, Style.READ)),  # quotations from full texts, then reading
         ("paper/musique", "delegating", (Style.DELEGATE, Style.SOLVE)),  # no warm start: whatever it may do

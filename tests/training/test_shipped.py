@@ -53,7 +53,7 @@ def test_the_manifest_says_what_made_them() -> None:
         variant: hash_file(folder / "model.safetensors") for variant, folder in shipped.list_shipped_policies().items()
     }
     assert manifest.pop("weights") == weights
-    assert manifest == {"command": "selfcest train", "commit": "acec70f", "seed": 0}
+    assert manifest == {"command": "selfcest train", "commit": "8dd031f", "seed": 0}
 
 
 def test_the_default_run_still_trains_them() -> None:
@@ -86,12 +86,14 @@ def test_nothing_in_them_names_the_machine_that_made_them() -> None:
 
 
 def test_a_plain_solve_in_an_empty_folder(selfcest: Console) -> None:
-    # Six digits of pi, 4 5 9 2 3 0, each plus five, modulo ten: 9 + 0 + 4 + 7 + 8 + 5 = 33.
-    shown = selfcest("solve", "5:[60]-[65];[10]", "--policy", "deciding", "--answer", "3", "--out", "asked.jsonl")
-    assert 'right: expected "3"' in shown
+    # 3 + 7 + 0, 1 + 5 + 9 and 8 + 2 + 4 make 39.
+    Path("ledgers.json").write_text('{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}', encoding="utf-8")
+    arguments = ("--policy", "deciding", "--documents", "ledgers.json", "--answer", "9", "--out", "asked.jsonl")
+    shown = selfcest("solve", "?[1]C[2]E[3]F;09,15,5", *arguments)
+    assert 'right: expected "9"' in shown
     (record,) = written()
     assert record.limits == load_config(QUICK / "config.yaml").limits_of("deciding")
-    assert record.limits.context_tokens == 61
+    assert record.limits.total_tokens == 480
 
 
 def test_the_quickstart_begins_with_them(selfcest: Console) -> None:
@@ -147,13 +149,13 @@ def test_a_model_of_ones_own_under_such_a_name_is_neither_taken_nor_passed_over(
     ModelPolicy(folder="deciding").load(0).close()
     language = language_of(PlugIn("tiny"))
     language.save(language.load(3), Path("deciding"))
-    line = selfcest.error("solve", "5:[60]-[65];[10]", "--policy", "deciding")
+    line = selfcest.error("solve", "?[1]C", "--policy", "deciding")
     assert "deciding is a policy that comes with the package" in line
     assert "write ./deciding for the folder" in line
     with pytest.raises(ConfigError, match=r"write ./deciding"):
         ModelPolicy(folder="deciding")
     # The embedded model has no chat template: it was looked at, and nothing else.
-    assert "comes with the package" not in selfcest.error("solve", "5:[60]-[65];[10]", "--policy", "./deciding")
+    assert "comes with the package" not in selfcest.error("solve", "?[1]C", "--policy", "./deciding")
 
 
 def test_a_policy_longer_than_any_path_is_refused_in_one_line() -> None:
