@@ -159,6 +159,7 @@ ELSEWHERE = {
         "tests/studies/test_gallery.py::test_every_picture_is_what_the_command_below_it_draws",
     ),
 }
+FIRST = "tests/training/test_shipped.py::test_the_quickstart_begins_with_them"
 BY_PYTHON = {
     """echo '{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}' > ledgers.json""": FIRST,
     "python -m studies gallery --rerun episodes": (
@@ -181,7 +182,6 @@ SMALLER = {  # what would take minutes; of options and overrides the last one co
     "evaluate": ("episodes=1", "budgets=[150]"),
     "bench": ("--seconds", "0.2"),
 }
-FIRST = "tests/training/test_shipped.py::test_the_quickstart_begins_with_them"
 
 
 def commands(text: str) -> list[str]:
