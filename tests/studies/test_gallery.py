@@ -97,14 +97,6 @@ def test_figures_are_those_of_the_episodes_that_the_section_links_to(section: st
     assert bool(scripts) == ("script" in section.lower().partition("play them again")[0]), "who plays is said"
 
 
-def test_what_the_root_knows_by_heart_is_what_was_counted(gallery: ModuleType) -> None:
-    counts = json.loads((gallery.TREES / "left_out.json").read_text(encoding="utf-8"))
-    (right, whole), (spared, part) = counts["whole"], counts["part"]
-    text = " ".join(GALLERY.split())
-    assert f"Of the clones of {gallery.LEFT_OUT} questions, left out one by one" in text
-    assert f"without {right} of {whole} that had a whole ten, and without {spared} of {part} that had less" in text
-
-
 def test_the_pages_that_the_documentation_names_are_those_that_are_made(hook: ModuleType) -> None:
     linked = set(re.findall(r"\]\((look/\w+\.html)", GALLERY + LOOK))
     framed = re.findall(r'<iframe src="(\w+\.html)[^"]*" title="[^"]{10,}"', LOOK)
