@@ -25,7 +25,7 @@ from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
 from selfcest_training.run.evaluator import EvaluationStage
-from studies.runner import CONFIGS, STUDIES, Rerun, git, selfcest, store_json
+from studies.runner import CONFIGS, STUDIES, Cell, Rerun, git, selfcest, store_json
 
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
@@ -132,6 +132,19 @@ def rerun(name: str, how: Rerun, measure: Measure | None = None) -> list[Path]:
         stored_in = STUDIES / owner / "evidence" if how.folder == how.evidence else how.folder
         files.append(store_json(stored_in / f"{experiment}_{one}_seed{number}.json", cell))
     return files
+
+
+def list_missing(cells: Iterable[Cell], experiments: Sequence[str]) -> str:
+    """Return a sentence on the seeds of these experiments that have no cell yet; empty if there are none."""
+    stored = {(cell["experiment"], cell["arm"], cell["seed"]) for cell in cells}
+    missing = []
+    for experiment in experiments:
+        config = read_config(EXPERIMENTS[experiment])
+        for variant in config["variants"]:
+            seeds = [str(seed) for seed in config["seeds"] if (experiment, variant, seed) not in stored]
+            if seeds:
+                missing.append(f"{experiment}/{variant} {' '.join(seeds)}")
+    return f"*Seeds that have not been run yet: {'; '.join(missing)}.*" if missing else ""
 
 
 def _find_study(experiment: str) -> str:

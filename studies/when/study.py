@@ -38,7 +38,7 @@ from studies.runner import (
     table,
     tuning_table,
 )
-from studies.trained import rerun
+from studies.trained import WHEN, list_missing, rerun
 from studies.when.choices import describe, fit_table, fit_threshold_rule, read_instances, read_training_values
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -119,8 +119,8 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/when.md`."""
     main = of(cells, "when").get("deciding", [])
     hidden = of(cells, "when_hidden").get("deciding", [])
-    parts = [HEAD, evidence_line(cells, "`--rerun`") if cells else NOT_RUN, PREDICTED]
-    parts.append(_make_prediction_table(main, hidden))
+    parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), list_missing(cells, WHEN)]
+    parts += [PREDICTED, _make_prediction_table(main, hidden)]
     if main:
         parts += [REWARD, _make_reward_table(main), REGRET, _make_regret_table(main)]
         parts += [SHARES, _make_share_table(main), CLONES, _make_left_out_table(main)]
@@ -131,7 +131,7 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
         parts += [UNCOMPARED, _make_reward_table(uncompared), _make_share_table(uncompared)]
     if cells:
         parts += [PROVENANCE, provenance(cells)]
-    return joined([*parts, TUNING, tuning_table(tuning)])
+    return joined([*filter(None, parts), TUNING, tuning_table(tuning)])
 
 
 def get_rewards(cell: Cell, eval_set: str, stage: str = "after") -> Mapping[str, float]:
@@ -220,10 +220,8 @@ the sizes and of the windows is held out of demonstrations and of RL. 15 % of th
 wrong one.
 
 `python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed0` makes a cell
-again. The configuration is tuned on seeds from 100 on; configuration and predictions are then committed, and every
-reported seed is run once."""
-
-NOT_RUN = "*No reported seed has been run yet: the configuration is being tuned.*"
+again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and every
+reported seed was run once."""
 
 PREDICTED = """## Predictions
 

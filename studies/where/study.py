@@ -27,7 +27,7 @@ from studies.runner import (
     table,
     tuning_table,
 )
-from studies.trained import COSTS, WINDOW_COSTS, rerun
+from studies.trained import COSTS, WINDOW_COSTS, list_missing, rerun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +46,7 @@ CELLS = {
     "reading_window": ("where", "reading"),
     "reading_random": ("where_random", "reading"),
 }
+MAIN = ("where", "where_full", "where_random")
 LEARNED = 0.9  # accuracy from which on the costs of a seed are compared
 NO_WINDOW = {"visible_context": "peak_context", "visible_token_steps": "kv_token_steps"}
 
@@ -93,14 +94,14 @@ def get_cost(cell: Cell, size: str, cost: str) -> float:
 def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/where.md`."""
     variants = group_by_variant(cells)
-    parts = [HEAD, evidence_line(cells, "`--rerun`") if cells else NOT_RUN]
+    parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), list_missing(cells, MAIN)]
     if "delegating" in variants and "reading_window" in variants:
         parts += [RATIOS, _make_ratio_table(variants["delegating"], variants["reading_window"])]
     parts += [PREDICTED, _make_prediction_table(variants)]
     if variants:
         parts += [ACCURACY, _make_accuracy_table(variants), COST, _make_cost_table(variants)]
         parts += [PROVENANCE, provenance(cells)]
-    return joined([*parts, TUNING, tuning_table(tuning)])
+    return joined([*filter(None, parts), TUNING, tuning_table(tuning)])
 
 
 def _list_sizes(variants: CellsByVariant) -> dict[str, str]:
@@ -265,8 +266,6 @@ All learn by imitation alone, from scratch, from equally many tokens (5 M) and e
 `python -m studies where` prints this page from `studies/where/evidence`, and `--rerun where/delegating/seed0` makes a
 cell again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and
 every reported seed was run once."""
-
-NOT_RUN = "*No reported seed has been run yet: the configuration is being tuned.*"
 
 RATIOS = """## What is left to clones
 
