@@ -180,7 +180,7 @@ def test_episodes_of_a_rerun_leave_the_evidence_as_it_is(tmp_path: Path, monkeyp
 def test_an_unknown_study_is_one_line() -> None:
     done = subprocess.run([sys.executable, "-m", "studies", "delegatoin"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("no study is named delegatoin; NAME is one of cells, credit_map")
+    assert done.stderr.startswith("no study is named delegatoin; NAME is one of cells, claims, credit_map")
 
 
 def test_an_interval_is_that_of_the_evaluation() -> None:
