@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := pip install --quiet --disable-pip-version-check
 LOCKED := $(INSTALL) --no-deps --require-hashes
-TYPED := selfcest_env agents/selfcest_agents $(addprefix training/selfcest_,training eval methods lab baselines cli) studies benchmarks
+TYPED := selfcest_env agents/selfcest_agents $(addprefix training/selfcest_,training eval methods lab baselines cli verifiers) studies benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -18,7 +18,7 @@ import pytest
 from typer.main import get_command
 
 import selfcest_cli.main as cli
-from selfcest_env.errors import install_hint
+from selfcest_env.errors import ConfigError, install_hint
 from selfcest_training.faults import EXTRA_OF_MODULE
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +61,7 @@ def undeclared(file: Path, requirements: list[str]) -> set[str]:
         "selfcest_lab",
         "selfcest_baselines",
         "selfcest_cli",
+        "selfcest_verifiers",
         "studies",
         *(path.stem for path in BENCHMARKS),
         "learner_peer",
@@ -97,6 +98,15 @@ def test_an_adapter_without_its_library_says_what_to_install(
         importlib.import_module(f"selfcest_env.adapters.{adapter}")
 
 
+def test_the_environment_of_verifiers_without_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [*sys.modules]:
+        if module.partition(".")[0] in ("verifiers", "selfcest_verifiers"):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(ConfigError, match=r"verifiers.*; run: pip install -e '\.\[verifiers\]' in a checkout"):
+        importlib.import_module("selfcest_verifiers")
+
+
 def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
     """No package index has the project, so `pip install 'selfcest[...]'` without a URL fails."""
     hinted = set()
@@ -111,6 +121,7 @@ def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
         "prime-rl",
         "train",
         "trl",
+        "verifiers",
     }
     assert hinted <= PROJECT["optional-dependencies"].keys()
     assert install_hint("sb3").startswith("pip install -e '.[sb3]' in a checkout")

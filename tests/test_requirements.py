@@ -83,6 +83,7 @@ def test_torch_as_the_machine_needs_it_has_no_hash() -> None:
         ("benchmarl", "benchmarl"),
         ("rllib", "rllib"),
         ("trl", "trl"),
+        ("verifiers", "verifiers"),
         ("cluster", "cluster"),
         ("cluster", "train"),
     ],

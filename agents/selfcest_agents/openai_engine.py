@@ -222,7 +222,7 @@ class OpenAIPolicy(_ClientOwner[Generation]):
                 "top_p": 1.0,
                 "seed": request.seed % 2**SEED_BITS,
             }
-            read = partial(_read_generation, name, observation.max_new_tokens)
+            read = partial(read_generation, name, observation.max_new_tokens)
             self._client.submit(name, "chat/completions", body, read)
             self._key_by_name[name] = request.key
 
@@ -250,7 +250,7 @@ def _check_ids_and_logprobs(label: str, ids: Sequence[Any], logprobs: Sequence[A
             )
 
 
-def _read_generation(name: str, grant: int, answer: Any) -> Generation:
+def read_generation(name: str, grant: int, answer: Any) -> Generation:
     """Check an answer and convert it to a generation, charged by the answer's usage or else by the grant."""
     label = f"the server's answer to {name}"
     choice = get_choice(answer, label)

