@@ -119,6 +119,7 @@ def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
     assert hinted == {"gguf", "hub", "lora", "math", "reasoning-gym", "rllib", "sb3", "torchrl", "vllm"} | {
         "cluster",
         "prime-rl",
+        "tinker",
         "train",
         "trl",
         "verifiers",

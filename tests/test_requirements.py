@@ -84,6 +84,7 @@ def test_torch_as_the_machine_needs_it_has_no_hash() -> None:
         ("rllib", "rllib"),
         ("trl", "trl"),
         ("verifiers", "verifiers"),
+        ("tinker", "tinker"),
         ("cluster", "cluster"),
         ("cluster", "train"),
     ],

@@ -176,6 +176,9 @@ BY_PYTHON = {
     "python tests/stress/reliability.py > docs/reliability.md": (
         "tests/studies/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
     ),
+    "selfcest export runs/quick/deciding/seed0/episodes.jsonl --format tinker --credit grpo --out datums.jsonl": (
+        "tests/training/test_export_tinker.py::test_the_command_writes_them_and_other_files_are_refused"
+    ),
     "vf-eval selfcest-verifiers --env.limits.total_tokens 6000 --model NAME --client.base_url "
     "http://127.0.0.1:8000/v1 --no-push": (
         "tests/training/test_verifiers_env.py::test_vf_eval_plays_and_stores_a_tree"

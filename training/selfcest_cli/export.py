@@ -18,6 +18,7 @@ class Format(StrEnum):
 
     VERL = "verl"
     PRIME_RL = "prime-rl"
+    TINKER = "tinker"
 
 
 def export(
@@ -59,6 +60,10 @@ def export(
         from selfcest_training.export.verl import build_batch, write_batch
 
         write_batch(out, build_batch(credited))
+    elif format is Format.TINKER:
+        from selfcest_training.export.tinker import build_datums, write_datums
+
+        write_datums(out, build_datums(credited))
     else:
         from selfcest_training.export.prime_rl import build_training_samples, write_samples
 
