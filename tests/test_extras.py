@@ -98,13 +98,24 @@ def test_an_adapter_without_its_library_says_what_to_install(
         importlib.import_module(f"selfcest_env.adapters.{adapter}")
 
 
-def test_the_environment_of_verifiers_without_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [*sys.modules]:
-        if module.partition(".")[0] in ("verifiers", "selfcest_verifiers"):
-            monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match=r"verifiers.*; run: pip install -e '\.\[verifiers\]' in a checkout"):
-        importlib.import_module("selfcest_verifiers")
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [
+        ("selfcest_verifiers", "verifiers", "verifiers"),
+        ("selfcest_agents.inspect_game", "inspect_ai", "inspect"),
+        ("selfcest_training.export.tinker", "tinker", "tinker"),
+        ("selfcest_training.export.prime_rl", "msgspec", "prime-rl"),
+    ],
+)
+def test_an_integration_without_its_library_says_what_to_install(
+    module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for loaded in [*sys.modules]:
+        if loaded == module or loaded.partition(".")[0] == library:
+            monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError, match=rf"{library}.*; run: pip install -e '\.\[{extra}\]' in a checkout"):
+        importlib.import_module(module)
 
 
 def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
@@ -118,6 +129,7 @@ def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
             assert "pip install 'selfcest" not in source, file
     assert hinted == {"gguf", "hub", "lora", "math", "reasoning-gym", "rllib", "sb3", "torchrl", "vllm"} | {
         "cluster",
+        "inspect",
         "prime-rl",
         "tinker",
         "train",

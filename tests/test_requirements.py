@@ -85,6 +85,7 @@ def test_torch_as_the_machine_needs_it_has_no_hash() -> None:
         ("trl", "trl"),
         ("verifiers", "verifiers"),
         ("tinker", "tinker"),
+        ("inspect", "inspect"),
         ("cluster", "cluster"),
         ("cluster", "train"),
     ],

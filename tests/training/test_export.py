@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -242,16 +240,6 @@ def test_the_command_writes_a_file_once(tmp_path: Path, name: str, read: Callabl
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, ConfigError)
     assert "exists; expected a new file" in str(again.exception)
-
-
-@pytest.mark.parametrize(("library", "module", "extra"), [("msgspec", "prime_rl", "prime-rl"), ("tinker",) * 3])
-def test_without_the_library_the_extra_is_named(
-    library: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, f"selfcest_training.export.{module}", raising=False)
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ConfigError, match=rf"pip install -e '\.\[{extra}\]'"):
-        importlib.import_module(f"selfcest_training.export.{module}")
 
 
 # TRL, as far as it goes without TRL

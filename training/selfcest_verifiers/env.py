@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import Field
 
+from selfcest_agents.async_play import PlayTurn, play_episode
 from selfcest_agents.openai_engine import read_generation
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, RecordError
 from selfcest_env.kernel import Kernel
@@ -20,8 +22,8 @@ from selfcest_env.structure import structure
 from selfcest_env.text.markers import Markers, PlainTextProtocol
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.text.setup import resolve_counter
-from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Message, MessageRole, Usage
-from selfcest_env.views import Observation, observe
+from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Message, MessageRole
+from selfcest_env.views import Observation
 from selfcest_verifiers.renderer import IMPORT_PATH, join_parts
 from selfcest_verifiers.taskset import DelegationTask
 
@@ -73,9 +75,9 @@ class DelegationEnv(vf.Env[DelegationEnvConfig]):  # type: ignore[misc]
         if tokenizer not in self._rules:
             self._rules[tokenizer] = await asyncio.to_thread(self._make_rules, tokenizer)
         episode = _Episode(Kernel(task.game, self._rules[tokenizer]), agents, task, trains=tokenizer is not None)
-        await episode.play_agent(ROOT)
+        generations = await play_episode(episode.kernel, episode.open_agent)
         root_trace = episode.traces[ROOT]
-        record = build_record(episode.kernel, episode.generations, episode_id=root_trace.id, seed=0)
+        record = build_record(episode.kernel, generations, episode_id=root_trace.id, seed=0)
         scored = await asyncio.to_thread(self._reward.score, record)
         root_trace.info[RECORD] = to_json(scored)
 
@@ -120,13 +122,11 @@ class _Episode:
 
     Attributes:
         kernel: the game.
-        generations: by agent and turn.
         traces: the trace of each agent that has played.
     """
 
     def __init__(self, kernel: Kernel, agents: vf.Agents, task: DelegationTask, *, trains: bool) -> None:
         self.kernel = kernel
-        self.generations: dict[tuple[AgentId, int], Generation] = {}
         self.traces: dict[AgentId, vf.Trace] = {}
         self._agents = agents
         # The first turn sends the opening messages, so the task itself must not open the conversation.
@@ -134,48 +134,35 @@ class _Episode:
         self._trains = trains
         self._contexts: dict[AgentId, list[int]] = {}  # all ids of the agents that play, if they are known
 
-    async def play_agent(self, agent_id: AgentId) -> None:
-        """Play an agent to its end, and all of its clones."""
+    @asynccontextmanager
+    async def open_agent(self, agent_id: AgentId) -> AsyncIterator[PlayTurn]:
+        """Open the interaction of an agent."""
         seat = self._agents.root if agent_id == ROOT else self._agents.clone
         # The server reads these options at every request of the interaction. So a copy of its own gives the agent a
         # grant for each turn.
         sampling = seat.ctx.sampling.model_copy()
         seat.ctx = dataclasses.replace(seat.ctx, sampling=sampling)
         async with seat.interaction(self._task) as interaction:
-            self.traces[agent_id] = interaction.trace
-            interaction.trace.info[AGENT_ID] = str(agent_id)
-            while agent_id in self.kernel.ready():
-                await self._play_turn(agent_id, interaction, sampling)
-                clones = [clone for clone in self.kernel.ready() if clone.parent == agent_id]
-                await _gather(self.play_agent(clone) for clone in clones)
+            trace = interaction.trace
+            self.traces[agent_id] = trace
+            trace.info[AGENT_ID] = str(agent_id)
 
-    async def _play_turn(self, agent_id: AgentId, interaction: vf.Interaction, sampling: vf.SamplingConfig) -> None:
-        observation = observe(self.kernel, agent_id)
-        label = f"{agent_id}, turn {observation.turn}"
-        grant = observation.max_new_tokens
-        if grant is None:
-            raise PolicyError(f"{label} has no max_new_tokens; set limits.turn_tokens to play with a model")
-        sampling.max_tokens = grant
-        segment = await interaction.turn(self._make_messages(observation))
-        trace = interaction.trace
-        if segment.terminated:
-            cause = trace.last_error.message if trace.last_error else trace.stop_condition
-            raise InfrastructureError(f"{label} got no answer: {cause}")
-        call = trace.calls[-1]
-        if self._trains:
-            generation = self._read_tokens(agent_id, label, trace, sampling.temperature)
-        else:
-            usage = call.usage and {"completion_tokens": call.usage.completion_tokens}
-            choice = {
-                "message": {"content": trace.nodes[call.node].message.content},
-                "finish_reason": call.finish_reason,
-            }
-            generation = read_generation(label, grant, {"choices": [choice], "usage": usage})
-        generated_tokens = len(generation.token_ids) or generation.charged_tokens
-        if generated_tokens is not None and generated_tokens > grant:
-            trace.agent.trainable = False  # the game drops this text, so it must not be trained
-        self.generations[agent_id, observation.turn] = generation
-        self.kernel.play(agent_id, generation.text, Usage(generated_tokens, generation.finish_reason))
+            async def play_turn(observation: Observation, grant: int) -> Generation:
+                label = f"{agent_id}, turn {observation.turn}"
+                sampling.max_tokens = grant
+                segment = await interaction.turn(self._make_messages(observation))
+                if segment.terminated:
+                    cause = trace.last_error.message if trace.last_error else trace.stop_condition
+                    raise InfrastructureError(f"{label} got no answer: {cause}")
+                if self._trains:
+                    generation = self._read_tokens(agent_id, label, trace, sampling.temperature)
+                else:
+                    generation = _read_text(label, grant, trace)
+                if (len(generation.token_ids) or generation.charged_tokens or 0) > grant:
+                    trace.agent.trainable = False  # the game drops this text, so it must not be trained
+                return generation
+
+            yield play_turn
 
     def _make_messages(self, observation: Observation) -> list[dict[str, Any]]:
         return [self._make_message(message) for message in observation.messages]
@@ -224,11 +211,9 @@ class _Episode:
         )
 
 
-async def _gather(plays: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await all coroutines. The first error cancels the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for play in plays:
-                group.create_task(play)
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+def _read_text(label: str, grant: int, trace: vf.Trace) -> Generation:
+    """Read the last turn of a trace of a chat server, with the usage that it reports."""
+    call = trace.calls[-1]
+    usage = call.usage and {"completion_tokens": call.usage.completion_tokens}
+    choice = {"message": {"content": trace.nodes[call.node].message.content}, "finish_reason": call.finish_reason}
+    return read_generation(label, grant, {"choices": [choice], "usage": usage})

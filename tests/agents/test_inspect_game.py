@@ -1,0 +1,143 @@
+"""The game as a task of Inspect, run by its own `eval`; in the environment that has Inspect.
+
+Each ledger is counted again from the events of Inspect's log.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.types import Fault, Limits
+
+if find_spec("inspect_ai") is not None:
+    import inspect_ai
+    from inspect_ai.event import ModelEvent, SpanBeginEvent
+    from inspect_ai.log import EvalSample, read_eval_log
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
+    from random_texts import random_text
+
+    from selfcest_agents.inspect_game import delegation, read_record
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("inspect_ai") is None, reason="Inspect is not installed; docs/export.md says how, .ci/run does it"
+    ),
+]
+EPISODES = int(os.environ.get("SELFCEST_INSPECT_EPISODES", "40"))
+PER_TASK = 5
+CHARS = 4  # of a token of the scripted model
+
+
+class ScriptedModel:
+    """Texts for the mock model of Inspect: random ones, or those that `write` writes from the prompt."""
+
+    def __init__(self, seed: int, *, obeys: bool = True, write: Any = None) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._obeys = obeys
+        self._write = write
+
+    def __call__(self, messages: list[Any], tools: Any, choice: Any, config: Any) -> ModelOutput:
+        text = random_text(self._rng) if self._write is None else self._write(messages[-1].text)
+        reason = "stop"
+        if self._obeys and len(text) > CHARS * config.max_tokens:
+            text = text[: CHARS * config.max_tokens]
+            reason = "max_tokens"
+        tokens = math.ceil(len(text) / CHARS)
+        output = ModelOutput.from_content("mockllm", text, stop_reason=reason)
+        output.usage = ModelUsage(input_tokens=1, output_tokens=tokens, total_tokens=1 + tokens)
+        return output
+
+
+def play(model: ScriptedModel, folder: Path, limits: dict[str, Any], tasks: int = 1) -> list[EvalSample]:
+    """Play tasks with Inspect's `eval`, and return the samples of the log that it has written."""
+    task = delegation(source_options={"phrasing": "plain"}, num_tasks=tasks, limits=limits, counter="words")
+    mock = get_model("mockllm/model", custom_outputs=model)
+    (log,) = inspect_ai.eval(task, model=mock, log_dir=str(folder), display="none")
+    assert log.status == "success", log.error
+    return list(read_eval_log(log.location).samples or [])
+
+
+def recount(sample: EvalSample, limits: Limits) -> EpisodeRecord:
+    """Count a sample again from the events of its log, and compare the sums with the limits and with the record."""
+    record = read_record(sample.store)
+    agent_by_span = {e.id: e.name for e in sample.events if isinstance(e, SpanBeginEvent) and e.type == "agent"}
+    events = [event for event in sample.events if isinstance(event, ModelEvent)]
+    generated = 0
+    for event in events:
+        assert event.config.max_tokens <= limits.turn_tokens
+        generated += min(event.output.usage.output_tokens, event.config.max_tokens)
+    by_agent = {}
+    for event in events:
+        by_agent.setdefault(agent_by_span[event.span_id], []).append(event.config.max_tokens)
+    granted = {str(a.agent_id): [turn.facts.max_new_tokens for turn in a.turns] for a in record.agents if a.turns}
+    assert by_agent == granted
+    assert generated == record.cost.generated_tokens
+    assert record.cost.total_tokens <= limits.total_tokens
+    assert limits.generated_tokens is None or generated <= limits.generated_tokens
+    assert len(by_agent) - 1 <= limits.max_clones
+    assert sample.scores["team_return"].metadata["total_tokens"] == record.cost.total_tokens
+    return record
+
+
+def test_no_random_episode_is_over_a_limit(tmp_path: Path) -> None:
+    sums = {"episodes": 0, "clones": 0, "turns": 0}
+    for seed in range(max(1, EPISODES // PER_TASK)):
+        rng = np.random.default_rng(seed)
+        limits = {
+            "total_tokens": int(rng.integers(300, 3000)),
+            "generated_tokens": int(rng.integers(50, 500)) if rng.random() < 0.3 else None,
+            "turn_tokens": int(rng.integers(20, 100)),
+            "reply_tokens": int(rng.integers(1, 64)),
+            "max_turns": int(rng.integers(2, 7)),
+            "max_clones": int(rng.integers(0, 8)),
+            "max_depth": int(rng.integers(0, 4)),
+        }
+        for sample in play(ScriptedModel(seed), tmp_path, limits, PER_TASK):
+            record = recount(sample, Limits(**limits))
+            sums["episodes"] += 1
+            sums["clones"] += record.cost.clones
+            sums["turns"] += record.cost.turns
+        print(sums, flush=True)
+    assert sums["turns"] > sums["episodes"] > 0
+    assert sums["clones"] > 0
+
+
+def write_answer(prompt: str) -> str:
+    """Delegate once, then answer."""
+    if "clone 1" in prompt:
+        return "Answer: 4"
+    if prompt in ("1+1?", "2+2?"):
+        return "Answer: 2"
+    return '<tool_call>{"name": "spawn_clone", "arguments": {"objectives": ["1+1?", "2+2?"]}}</tool_call>'
+
+
+def test_a_tree_is_played_scored_and_logged(tmp_path: Path) -> None:
+    (sample,) = play(ScriptedModel(0, write=write_answer), tmp_path, {"total_tokens": 3000})
+    record = recount(sample, Limits(total_tokens=3000))
+    assert [str(agent.agent_id) for agent in record.agents] == ["root", "root.0", "root.1"]
+    assert [agent.reply for agent in record.agents] == ["4", "2", "2"]
+    score = sample.scores["team_return"]
+    assert score.value == float(record.task.answer == "4")
+    assert score.answer == "4"
+    assert score.metadata["clones"] == 2
+    assert [message.role for message in sample.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert "2" in sample.messages[3].text
+
+
+def test_a_model_that_ignores_its_grant_is_charged(tmp_path: Path) -> None:
+    limits = {"turn_tokens": 12, "answer_reserve": 4, "max_turns": 3}
+    model = ScriptedModel(0, obeys=False, write=lambda prompt: "Answer: " + "9 " * 40)
+    (sample,) = play(model, tmp_path, limits)
+    record = recount(sample, Limits(**limits))
+    assert [turn.facts.fault for turn in record.root.turns] == [Fault.OVER_GRANT] * 3
+    assert record.cost.generated_tokens == 36
+    assert not any("9 9" in message.text for message in sample.messages[:-1])
