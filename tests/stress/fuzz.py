@@ -614,7 +614,7 @@ def shipped(kind: str) -> dict[str, Any]:
             "budgets": [2048, 8192],
             "eval_sets": [{"family": "sums", "size": "2"}],
         }
-    values: dict[str, Any] = to_builtins(load_config(ROOT / "training/configs/when/exact.yaml"))
+    values: dict[str, Any] = to_builtins(load_config(ROOT / "training/configs/quick.yaml"))
     return values
 
 
