@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env import strokes
-from selfcest_env.palette import EDGE, INK, PAGE, SPENT, STATUS, SURFACE, Tone
-from selfcest_env.render import Node, one_line, status_mark
+from selfcest_env.palette import EDGE, INK, NEGATIVE, PAGE, POSITIVE, SPENT, STATUS, SURFACE, Tone
+from selfcest_env.render import OUTCOME_MARKS, Node, one_line, status_mark
 from selfcest_env.strokes import Mask
 from selfcest_env.types import ROOT, AgentId
 
@@ -203,6 +203,8 @@ def _list_box_shapes(node: Node, name: str, layout: Layout) -> Iterator[Shape]:
     short = name if len(name) <= num_letters else name.rpartition("_")[2]
     yield Text(x + 8 * unit, y + 18 * unit, short, 13 * unit, "bold")
     yield Text(x + width - 8 * unit, y + 18 * unit, status_mark(node.status), 13 * unit, "bold", "end")
+    if node.outcome:
+        yield from _list_outcome_shapes(node.outcome, layout, x + width - 8 * unit, y)
     if layout.texts:
         line_letters = int(inside / (TEXT_SIZE * unit * LETTER_WIDTH))
         reply = "" if node.reply is None else f"→ {one_line(node.reply)}"
@@ -211,6 +213,26 @@ def _list_box_shapes(node: Node, name: str, layout: Layout) -> Iterator[Shape]:
                 yield Text(x + 8 * unit, y + down * unit, _cut(text, line_letters), TEXT_SIZE * unit, "mono")
     granted = "" if node.granted is None or not layout.texts else f" of {node.granted:,} tokens"
     yield Text(x + 8 * unit, y + height - 16 * unit, f"{node.spent:,}{granted}", 12 * unit)
+
+
+def _list_outcome_shapes(outcome: str, layout: Layout, right: float, y: float) -> Iterator[Shape]:
+    """Yield the mark of an episode's outcome on a light ground, which ends at `right` in the box whose top is `y`.
+
+    A box with texts has the word too, beside the mark of its status; a smaller one has the mark beside its tokens.
+    """
+    unit = layout.unit
+    tone = {"right": POSITIVE, "wrong": NEGATIVE}.get(outcome, INK)
+    text = OUTCOME_MARKS[outcome]
+    height = 17 * unit
+    if layout.texts:
+        text += f" {outcome}"
+        right -= 15 * unit
+        top = y + 5 * unit
+    else:
+        top = y + layout.box[1] - 29 * unit
+    width = (8 + 12 + 6.6 * (len(text) - 1)) * unit
+    yield Box(right - width, top, width, height, height / 2, SURFACE, EDGE)
+    yield Text(right - width / 2, top + 12.5 * unit, text, 11 * unit, "bold", "middle", tone)
 
 
 def _cut(text: str, num_letters: int) -> str:

@@ -42,7 +42,8 @@ GENERATED = Tone("#e3ecfb", "#1d3152")
 # Statuses of agents, as fills behind `INK`.
 READY = Tone("#ffd968", "#675012")
 WAITING = Tone("#a9c9f2", "#274b78")
-ANSWERED = Tone("#93d6b8", "#1c5c47")
+# An answer may be wrong, so the colour of an agent that answered is no colour of success.
+ANSWERED = Tone("#d5caec", "#473c68")
 FAILED = Tone("#f2a78d", "#7c3622")
 ABSENT = Tone("#dcdce0", "#3a3e48")
 STATUS = MappingProxyType(
@@ -61,7 +62,7 @@ RESERVED = Tone("#d99a1c", "#d9a232")
 LENT = Tone("#1f93aa", "#3aa3b9")
 FREE = Tone("#dfe6dc", "#2a3a30")
 
-# Credit and differences: better and worse.
+# Outcomes of episodes, credit and differences: better and worse.
 POSITIVE = Tone("#1867b7", "#6fb1ff")
 NEGATIVE = Tone("#b84a08", "#ff9a5c")
 

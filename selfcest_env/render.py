@@ -16,14 +16,19 @@ from selfcest_env.palette import INK, STATUS
 from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, Task, TurnFacts
 
-MARKS = {Status.ANSWERED: "✓", Status.WAITING: "…", Status.READY: "›", Status.ABSENT: "∅"}
+MARKS = {Status.ANSWERED: "•", Status.WAITING: "…", Status.READY: "›", Status.ABSENT: "∅"}
 FAILED_MARK = "✕"
+# Marks of outcomes, which are judged by a grader. That an agent answered is its status.
+OUTCOME_MARKS = {"right": "✓", "partly right": "◐", "wrong": "✕"}
 WIDTH = 60  # characters of one quoted text
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The data about one agent that texts and images show. `spent` excludes the tokens of its clones."""
+    """The data about one agent that texts and images show.
+
+    `spent` excludes the tokens of its clones. `outcome` is that of a finished episode, at its root; see `judge`.
+    """
 
     agent_id: AgentId
     objective: str
@@ -32,6 +37,17 @@ class Node:
     spent: int
     turns: tuple[TurnFacts, ...]
     reply: str | None
+    outcome: str = ""
+
+
+def judge(record: EpisodeRecord) -> str:
+    """Return an episode's outcome, a key of `OUTCOME_MARKS`; "" without an answer or a reward term `correct`."""
+    correct = (record.reward_terms or {}).get("correct")
+    if correct is None or record.answer is None:
+        return ""
+    if 0 < correct < 1:
+        return "partly right"
+    return "right" if correct >= 1 else "wrong"
 
 
 def nodes_of_kernel(kernel: Kernel) -> list[Node]:
@@ -61,6 +77,7 @@ def nodes_of_record(record: EpisodeRecord) -> list[Node]:
             agent.prompt_tokens + agent.generated_tokens,
             tuple(turn.facts for turn in agent.turns),
             agent.reply,
+            judge(record) if agent.agent_id == ROOT else "",
         )
         for agent in record.agents
     ]
@@ -95,6 +112,7 @@ def nodes_of_part(record: EpisodeRecord, played: Mapping[AgentId, int]) -> list[
             sum(turn.facts.prompt_tokens for turn in opened) + sum(turn.facts.generated_tokens for turn in turns),
             tuple(turn.facts for turn in turns),
             agent.reply if has_ended else None,
+            judge(record) if has_ended and parent_id is None else "",
         )
     return [nodes[agent.agent_id] for agent in record.agents if agent.agent_id in nodes]
 
@@ -171,7 +189,9 @@ def _format_reward(record: EpisodeRecord) -> str:
     for name, value in record.reward_terms.items():
         weight = record.weights.get(name, 1.0)
         terms.append(("" if weight == 1 else f"{weight:g} x ") + f"{value:g} {one_line(name)}")
-    return f"{record.team_return:g} = " + " + ".join(terms)
+    outcome = judge(record)
+    verdict = f", {OUTCOME_MARKS[outcome]} {outcome}" if outcome else ""
+    return f"{record.team_return:g} = " + " + ".join(terms) + verdict
 
 
 def format_tree(nodes: Sequence[Node], describe: Callable[[Node], Sequence[str]]) -> Iterator[str]:

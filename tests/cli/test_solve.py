@@ -156,8 +156,8 @@ def test_in_a_terminal_the_tree_grows(ledgers: Task, tmp_path: Path) -> None:
     assert record == played(rich.console.Console(file=io.StringIO())), "nothing is played otherwise for being watched"
     shown = screen.getvalue()
     red, green, blue = ANSWERED.rgb
-    assert f"48;2;{red};{green};{blue}m ✓ .0 " in shown, "the colour and the mark of every picture"
-    order = [" › root ", " … root ", " › .1 ", " ✓ .1 ", " ✓ root "]
+    assert f"48;2;{red};{green};{blue}m • .0 " in shown, "the colour and the mark of every picture"
+    order = [" › root ", " … root ", " › .1 ", " • .1 ", " • root "]
     assert sorted(map(shown.index, order)) == list(map(shown.index, order))
     assert f"{record.cost.total_tokens:,} tokens, 2 clones" in shown
     assert "root turn" not in shown

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import selfcest_cli.main as cli
 from selfcest_env import draw, render
-from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, WAITING, Tone
+from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, SURFACE, WAITING, Tone
 from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode
 from selfcest_env.render import nodes_of_record
 from selfcest_env.types import ROOT, Status
@@ -73,16 +73,33 @@ def test_an_svg_is_the_same_drawing_with_letters_of_the_reader_s(record: Episode
     drawn = draw_svg(record)
     tree = ElementTree.fromstring(drawn)
     boxes = [e for e in tree.iter("{http://www.w3.org/2000/svg}rect") if "edge-line" in e.get("class", "")]
-    assert [box.get("fill") for box in boxes] == [ANSWERED.light, ANSWERED.light, FAILED.light]
+    fills = [box.get("fill") for box in boxes]
+    assert fills == [ANSWERED.light, SURFACE.light, ANSWERED.light, FAILED.light], "the second is below the outcome"
+    del boxes[1]
     layout = draw.Layout.with_texts(nodes_of_record(record))
     assert [(float(box.get("x", "")), float(box.get("y", ""))) for box in boxes] == [
         layout.places[agent_id] for agent_id in (ROOT, LEFT, RIGHT)
     ]
-    assert {"root", ".0", ".1", "✓", "✕", "→ 2", "8 of 64 tokens", "4 of 64 tokens"} <= set(texts_of(drawn))
+    assert {"root", ".0", ".1", "•", "✓ right", "✕", "→ 2", "8 of 64 tokens", "4 of 64 tokens"} <= set(texts_of(drawn))
     assert texts_of(drawn)[-1] == "15 tokens, 2 clones, critical path 6"
     lines = [e.get("stroke") for e in tree.iter("{http://www.w3.org/2000/svg}path")]
     assert lines.count(INK.light) == 1, "of two clones the end waited for the one with three tokens"
     assert f".status-answered{{fill:{ANSWERED.dark}}}" in drawn
+
+
+@pytest.mark.parametrize(
+    ("terms", "graded", "mark"),
+    [({"correct": 0.0}, None, "✕ wrong"), ({"correct": 0.5}, None, "◐ partly right"), (None, None, None),
+     ({"other": 1.0}, None, None), (None, "wrong", "✕ wrong"), ({"correct": 0.0}, "right", "✓ right")],
+)  # fmt: skip
+def test_an_answer_and_its_outcome_have_two_marks(
+    terms: dict[str, float] | None, graded: str | None, mark: str | None, record: EpisodeRecord
+) -> None:
+    drawn = texts_of(draw_svg(replace(record, reward_terms=terms), graded))
+    assert [text for text in drawn if text[:1] in render.OUTCOME_MARKS.values() and text != "✕"] == [mark] * bool(mark)
+    assert drawn.count("•") == 2, "the root and one clone answered"
+    unanswered = replace(record.agents[0], status=Status.OUT_OF_TURNS, reply=None)
+    assert render.judge(replace(record, reward_terms=terms, agents=(unanswered, *record.agents[1:]))) == ""
 
 
 def test_the_line_below_a_small_tree_has_room(record: EpisodeRecord) -> None:
@@ -115,7 +132,7 @@ def test_a_large_tree_is_fitted_and_goes_without_texts(record: EpisodeRecord) ->
     drawn = draw_svg(replace(record, agents=agents))
     assert 'width="1400"' in drawn
     assert "→ 2" not in texts_of(drawn)
-    assert texts_of(drawn).count("✓") == 31
+    assert (texts_of(drawn).count("•"), texts_of(drawn).count("✓")) == (31, 1)
 
 
 def test_marks_and_sizes_are_those_of_the_page() -> None:
@@ -123,6 +140,8 @@ def test_marks_and_sizes_are_those_of_the_page() -> None:
     (marks,) = re.findall(r"const MARKS = {(.*)};", viewer)
     assert {Status(state): sign for state, sign in re.findall(r'(\w+): "(.)"', marks)} == render.MARKS
     assert f'MARKS[status] ?? "{render.FAILED_MARK}"' in viewer
+    (outcomes,) = re.findall(r"const OUTCOMES = {(.*)};", viewer)
+    assert dict(re.findall(r'"?(\w[\w ]*)"?: "(.)"', outcomes)) == render.OUTCOME_MARKS
     assert f"const NODE = {{ height: {draw.BOX_HEIGHT:g}, down: {draw.GAP_Y:g} }};" in tree
     assert f"wide: {{ width: {draw.BOX_WIDTH:g}, across: {draw.GAP_X:g} }}" in tree
     assert f"narrow: {{ width: {draw.NARROW_WIDTH:g}, " in tree

@@ -49,9 +49,14 @@ MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", "Noto Sans Mono", "DejaVu Sans
 FONTS = {"sans": "DejaVuSans.ttf", "bold": "DejaVuSans-Bold.ttf", "mono": "DejaVuSansMono.ttf"}
 
 
-def draw_svg(record: EpisodeRecord) -> str:
-    """Return the whole episode as SVG. The colours of dark mode need a browser."""
-    nodes = nodes_of_record(record)
+def draw_svg(record: EpisodeRecord, outcome: str | None = None) -> str:
+    """Return the whole episode as SVG. The colours of dark mode need a browser.
+
+    Args:
+        record: the episode.
+        outcome: key of `OUTCOME_MARKS` by the grader of a study; `None`: the episode's reward tells.
+    """
+    nodes = _set_outcome(nodes_of_record(record), outcome)
     layout = _make_layout(nodes)
     width = layout.size[0]
     height = layout.size[1] + FOOT_HEIGHT
@@ -70,7 +75,7 @@ def draw_svg(record: EpisodeRecord) -> str:
     )
 
 
-def draw_frames(record: EpisodeRecord) -> Iterator[Image]:
+def draw_frames(record: EpisodeRecord, outcome: str | None = None) -> Iterator[Image]:
     """Yield the episode at its beginning and after each of its turns, in the order in which they ended."""
     layout = _make_layout(nodes_of_record(record))
     scale = min(2.0, GIF_PIXELS / layout.size[0]) if layout.texts else 1.0
@@ -83,6 +88,8 @@ def draw_frames(record: EpisodeRecord) -> Iterator[Image]:
         nodes = nodes_of_part(record, turns_played)
         spent = sum(node.spent for node in nodes)
         has_ended = done == num_turns
+        if has_ended:
+            nodes = _set_outcome(nodes, outcome)
         foot = _describe_cost(record) if has_ended else f"{done} of {num_turns} turns, {spent:,} tokens"
         yield paint(_list_shapes(record, nodes, layout, foot, has_ended), width, height, scale, _draw_letters)
         ready = [(node.agent_id, turns_played.get(node.agent_id, 0)) for node in nodes if node.status is Status.READY]
@@ -91,10 +98,10 @@ def draw_frames(record: EpisodeRecord) -> Iterator[Image]:
             turns_played[agent_id] = turns_played.get(agent_id, 0) + 1
 
 
-def draw_gif(record: EpisodeRecord) -> bytes:
+def draw_gif(record: EpisodeRecord, outcome: str | None = None) -> bytes:
     """Return the frames as a GIF that repeats. Its palette has the 256 most frequent colours of the frames."""
     codes = []
-    for frame in draw_frames(record):
+    for frame in draw_frames(record, outcome):
         # One integer for red, green and blue.
         shifted = frame.astype(np.uint32) << np.array([16, 8, 0], np.uint32)
         codes.append(shifted.sum(-1, dtype=np.uint32))
@@ -122,6 +129,10 @@ def _find_nearest(colours: NDArray[np.int64], palette: NDArray[np.int64]) -> NDA
     parts = np.array_split(colours, 1 + len(colours) // 4096)
     indices = [((part[:, None] - palette) ** 2).sum(-1).argmin(1) for part in parts]
     return np.concatenate(indices).astype(np.uint8)
+
+
+def _set_outcome(nodes: list[Node], outcome: str | None) -> list[Node]:
+    return nodes if outcome is None else [replace(nodes[0], outcome=outcome), *nodes[1:]]
 
 
 def _make_layout(nodes: Sequence[Node]) -> Layout:

@@ -29,9 +29,11 @@ const go = (place) => {
 
 // Colour of a state, an outcome or a share of tokens, and a mark for readers who do not see colours.
 
-const MARKS = { answered: "✓", waiting: "…", ready: "›", absent: "∅" };
+const MARKS = { answered: "•", waiting: "…", ready: "›", absent: "∅" };
 const mark = (status) => MARKS[status] ?? "✕";
-const RIGHT = { right: "✓", wrong: "✕", answered: "·", "partly right": "◐" };
+// An episode's outcome has a mark of its own: that the root answered says nothing about its answer.
+const OUTCOMES = { right: "✓", "partly right": "◐", wrong: "✕" };
+const outcomeClass = (outcome) => ({ right: "good", wrong: "bad" })[outcome] ?? "";
 const words = (name) => name.replaceAll("_", " ");
 const fillOf = (status) => `var(--status-${status.replaceAll("_", "-")})`;
 
@@ -135,8 +137,8 @@ function row(at) {
     },
     make(
       "span",
-      { class: `mark ${outcome === "right" ? "good" : outcome === "wrong" ? "bad" : ""}`, "aria-hidden": "true" },
-      RIGHT[outcome] ?? "✕",
+      { class: `mark ${outcomeClass(outcome)}`, "aria-hidden": "true" },
+      OUTCOMES[outcome] ?? mark(outcome),
     ),
     make("span", { class: "name" }, index.name[i], make("span", { class: "hidden-label" }, `, ${outcome}, return `)),
     make("span", { class: `number ${sign(index.return[i] ?? 0)}` }, measure(index.return[i])),
@@ -144,7 +146,7 @@ function row(at) {
       "span",
       { class: "about muted" },
       [
-        outcome in RIGHT ? null : outcome,
+        outcome in OUTCOMES ? null : outcome,
         [index.family[i], index.size[i]].filter(Boolean).join(" "),
         many(index.clones[i], "clone"),
         many(index.tokens[i], "token"),
@@ -248,6 +250,10 @@ function neighbours() {
   return [...ancestorsOf(agent).reverse(), agent, ...agent.clones.slice(0, MOST_ROWS)];
 }
 
+/** An outcome as its mark and its word. */
+const outcomeMark = (outcome) =>
+  make("span", { class: `mark ${outcomeClass(outcome)}` }, `${OUTCOMES[outcome] ?? mark(outcome)} ${outcome}`);
+
 function facts(pairs) {
   return pairs
     .filter(([, value]) => value != null && value !== "")
@@ -266,7 +272,7 @@ function showEpisode() {
   $("question").textContent = text(task.prompt).words;
   $("facts").replaceChildren(
     ...facts([
-      ["outcome", index.outcome[number]],
+      ["outcome", outcomeMark(index.outcome[number])],
       ["answer", answer == null ? "none" : text(answer).words, "text"],
       ["truth", task.answer, "text"],
       ["return", measure(index.return[number])],

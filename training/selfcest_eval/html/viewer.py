@@ -11,6 +11,7 @@ from typing import Any
 
 from selfcest_env.errors import RecordError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
+from selfcest_env.render import judge
 from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Message, TurnKey
 from selfcest_eval.html.page import Page, read_asset, round_number
@@ -311,12 +312,7 @@ def _get_outcome(view: EpisodeView) -> str:
         return str(record.root.status).replace("_", " ")
     if view.right is not None:
         return "right" if view.right else "wrong"
-    correct = (record.reward_terms or {}).get("correct")
-    if correct is None:
-        return "answered"
-    if 0 < correct < 1:
-        return "partly right"
-    return "right" if correct >= 1 else "wrong"
+    return judge(record) or "answered"
 
 
 def _decode_tokens(turn: Turn, renderer: Renderer | None) -> list[str] | None:

@@ -206,6 +206,7 @@ function node(agent, { x, y }) {
   // A box is at least two pixels wide, however small the tree is drawn.
   const box = { width: Math.max(NODE.width, 2 / view.zoom), height: NODE.height, rx: agent.id === "root" ? 12 : 5 };
   const siblings = agent.parent?.clones ?? [agent];
+  const outcome = outcomeOf(agent);
   const said = [
     agent.id === "root" ? null : `asked: ${text(agent.objective).words}`,
     agent.reply == null ? null : `replied: ${text(agent.reply).words}`,
@@ -225,7 +226,7 @@ function node(agent, { x, y }) {
       "aria-expanded": agent.clones.length ? String(!view.folded.has(agent)) : null,
       "aria-selected": String(chosen),
       "aria-label":
-        `${agent.id}, ${words(agent.status)}, ${count(spent)}${granted} tokens, ${many(agent.turns.length, "turn")}` +
+        `${agent.id}, ${words(agent.status)}, ${outcome ? `${outcome}, ` : ""}${count(spent)}${granted} tokens, ${many(agent.turns.length, "turn")}` +
         (credit == null ? "" : `, credit ${typeof credit === "number" ? difference(credit) : credit}`) +
         said.map((part) => `, ${part}`).join(""),
       transform: `translate(${x} ${y})`,
@@ -259,8 +260,26 @@ function details(agent, spent, share, credit) {
           { class: "money", x: NODE.width - 8, y: 34, "text-anchor": "end" },
           typeof credit === "number" ? difference(credit) : credit.slice(0, 4),
         ),
+    outcomeOf(agent) ? outcomeBadge(outcomeOf(agent)) : null,
     agent.clones.length && shown.episode.agents.length > LARGE ? foldMark(agent) : null,
   ];
+}
+
+/** The outcome of the episode, at its root. */
+function outcomeOf(agent) {
+  const outcome = index.outcome[shown.number];
+  return !agent.parent && outcome in OUTCOMES ? outcome : null;
+}
+
+/** The mark of the outcome beside that of the status, or below it in a narrow box. */
+function outcomeBadge(outcome) {
+  const [x, y] = NODE.width < WIDTHS.wide.width ? [NODE.width - 15, 29] : [NODE.width - 34, 14];
+  return draw(
+    "g",
+    { class: `outcome ${outcomeClass(outcome)}`, transform: `translate(${x} ${y})` },
+    draw("circle", { r: 9 }),
+    draw("text", { y: 4.5 }, OUTCOMES[outcome]),
+  );
 }
 
 /** The mark below a box that folds and unfolds its clones. */
