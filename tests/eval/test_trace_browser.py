@@ -19,9 +19,9 @@ from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_cli.trace import write_page
 from selfcest_env.record import EpisodeRecord, read_episodes
-from selfcest_env.types import CloneRequest, Delegate, Limits, Task
+from selfcest_env.types import ROOT, CloneRequest, Delegate, Limits, Task
 from selfcest_env.views import Observation
-from selfcest_eval.html.playing import Renderer
+from selfcest_eval.html.playing import Renderer, replay_episode
 from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_training.credit import Credit
 
@@ -95,6 +95,36 @@ def test_filters_leave_what_they_say(browser: Any, file: Path, records: list[Epi
         tab.select_option("#order", "tokens, many first")
         most = max(records, key=lambda record: record.cost.total_tokens)
         assert f"{most.cost.total_tokens:,} tokens" in page.text('#list [role="option"]')
+        tab.uncheck("#with-replays")
+        tab.select_option("#step", "1")
+        assert found() == 4
+        tab.select_option("#step", "any")
+        tab.select_option("#order", "by group")
+        heads = tab.locator("#list .row.group")
+        right = [r.team_return for r in factual[:4] if r.reward_terms and r.reward_terms["correct"] == 1]
+        assert heads.first.inner_text().splitlines() == ["s0.g0", heads.first.locator(".about").inner_text()]
+        assert heads.first.locator(".about").inner_text().startswith(f"4 episodes · {len(right)} right · return ")
+        tab.locator("#list").press("Home")
+        page.shows("#episode-name", "s0.g0.e0")
+        assert serious(tab) == []
+        turn = next(turn for key, turn in factual[5].turns() if key.agent_id != ROOT)
+        said = turn.generation.text
+        tab.fill("#find", said)
+        assert found() == 0
+        tab.check("#in-turns")
+        written = [r for r in factual if any(said in t.generation.text for _, t in r.turns()) or said in blocks(r)]
+        assert found() == len(written) > 0
+        tab.locator('#list [role="option"]').first.click()
+        agents = [str(agent.agent_id) for agent in written[0].agents]
+        assert page.text("#agent-name") in agents
+        assert said in tab.locator("#turns").text_content()
+        assert tab.evaluate("CSS.highlights.get('wanted').size") > 0
+
+
+def blocks(record: EpisodeRecord) -> str:
+    """All that the environment wrote in an episode."""
+    blocks = replay_episode(record, [Renderer(RULES)]).blocks
+    return "\n".join(message.text for of_agent in blocks.values() for block in of_agent for message in block)
 
 
 @pytest.mark.slow

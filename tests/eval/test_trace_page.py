@@ -21,7 +21,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.types import ROOT, AgentId, MessageRole
+from selfcest_env.types import ROOT, AgentId, MessageRole, Status
 from selfcest_eval.html.playing import Renderer, Timeline, replay_episode
 from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
@@ -172,6 +172,35 @@ def test_what_repeats_is_stored_once(records: list[EpisodeRecord]) -> None:
     assert sum(text[0] == longest for text in read.texts) == 1
     twice = page([*records, *(replace(record, episode_id=f"again.{record.episode_id}") for record in records)])
     assert len(twice.blocks["texts"]) == len(read.blocks["texts"])
+
+
+def test_groups_steps_and_troubles_are_filters(records: list[EpisodeRecord]) -> None:
+    failed = replace(records[0].root, status=Status.OUT_OF_TURNS, reply=None)
+    other = replace(records[0], episode_id="mine", agents=(failed, *records[0].agents[1:]))
+    read = page([*records, other])
+    groups = [record.episode_id.split("/")[0].rpartition(".e")[0] for record in records]
+    assert read.index["group"] == [*groups, other.task.task_id]
+    assert read.index["step"] == [*(int(group[1:].split(".")[0]) for group in groups), None]
+    faults = [{turn.facts.fault for _, turn in record.turns()} - {None} for record in records]
+    assert [set(troubles) for troubles in read.index["troubles"][:-1]] == [
+        fault | {agent.status for agent in record.agents if agent.failed}
+        | {found for _, turn in record.turns() for found in turn.facts.refused.values()}
+        for fault, record in zip(faults, records, strict=True)
+    ]  # fmt: skip
+    assert "out_of_turns" in read.index["troubles"][-1]
+
+
+def test_a_notebook_shows_views_and_pages(records: list[EpisodeRecord]) -> None:
+    evil = harmful()
+    for shown in (
+        EpisodeView(replace(evil, agents=evil.agents)),
+        make_viewer_page("T", [EpisodeView(evil)], (), ()),
+    ):
+        html = shown._repr_html_()
+        assert html.startswith(("<svg", '<iframe srcdoc="'))
+        assert "<script" not in html
+        assert "<img" not in html
+    assert "✓ right" in EpisodeView(records[0], right=True)._repr_html_()
 
 
 def test_two_episodes_of_one_name_are_two(records: list[EpisodeRecord]) -> None:

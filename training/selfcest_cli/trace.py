@@ -99,10 +99,9 @@ def write_figures(
             check_output_file(option, out)
     view = _find_episode(file, episode_id, strategy, wrong)
     record = view.record
-    outcome = None if view.right is None or record.answer is None else "right" if view.right else "wrong"
     for out, render in ((svg, figure.draw_svg), (gif, figure.draw_gif)):
         if out is not None:
-            content = render(record, outcome)
+            content = render(record, view.outcome)
             with atomic_write(out) as partial:
                 partial.write_bytes(content.encode() if isinstance(content, str) else content)
             kilobytes = out.stat().st_size / 1e3

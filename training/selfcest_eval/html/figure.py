@@ -54,7 +54,7 @@ def draw_svg(record: EpisodeRecord, outcome: str | None = None) -> str:
 
     Args:
         record: the episode.
-        outcome: key of `OUTCOME_MARKS` by the grader of a study; `None`: the episode's reward tells.
+        outcome: key of `OUTCOME_MARKS`, or ""; `None`: that of `judge`.
     """
     nodes = _set_outcome(nodes_of_record(record), outcome)
     layout = _make_layout(nodes)

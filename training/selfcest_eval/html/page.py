@@ -47,6 +47,10 @@ class Page:
     lines: Mapping[str, Iterable[Any]] = field(default_factory=dict)
     connects: bool = False
 
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for a notebook."""
+        return f'<iframe srcdoc="{escape(self.render())}" width="100%" height="800"></iframe>'
+
     def render(self) -> str:
         """Return the page as HTML."""
         style = "\n".join([_format_colours(), *(read_asset(name) for name in ("page.css", *self.styles))])

@@ -42,11 +42,14 @@ const fillOf = (status) => `var(--status-${status.replaceAll("_", "-")})`;
 const ROW = 44;
 const list = $("list");
 const sheet = make("div", { class: "sheet", role: "presentation" });
-const listed = { rows: [], at: 0 };
+// Rows are numbers of episodes, and lists of them for the heads of groups. `places` are where searched words stand.
+const listed = { rows: [], at: 0, count: 0, places: new Map() };
 list.append(sheet);
 
+const BY_GROUP = "by group"; // below a line for each group, the unit of GRPO
 const ORDERS = {
   "as played": null,
+  [BY_GROUP]: null,
   "return, high first": (a, b) => (index.return[b] ?? -Infinity) - (index.return[a] ?? -Infinity),
   "return, low first": (a, b) => (index.return[a] ?? Infinity) - (index.return[b] ?? Infinity),
   "tokens, many first": (a, b) => index.tokens[b] - index.tokens[a],
@@ -62,13 +65,23 @@ const RETURNS = {
 };
 
 function choices(select, names) {
-  select.append(...names.map((name) => make("option", { value: name }, name || "(none)")));
+  select.append(...names.map((name) => make("option", { value: name }, name === "" ? "(none)" : name)));
 }
 
+/** The filters by a column with values of its own; one without a choice is hidden. */
+const COLUMN_FILTERS = ["outcome", "family", "size", "step", "group"];
+
 function startFilters() {
-  const distinct = (values) => ["any", ...[...new Set(values)].sort()];
-  choices($("outcome"), distinct(index.outcome));
-  choices($("family"), distinct(index.family));
+  const inOrder = (a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(b, "en", { numeric: true }));
+  const distinct = (values) => ["any", ...[...new Set(values.filter((value) => value != null))].sort(inOrder)];
+  for (const name of COLUMN_FILTERS) {
+    const values = distinct(index[name]);
+    choices($(name), values);
+    $(name).closest("label").hidden = values.length < 3;
+  }
+  const troubles = distinct(index.troubles.flat());
+  $("trouble").append(...troubles.map((name) => make("option", { value: name }, words(name))));
+  $("trouble").closest("label").hidden = troubles.length < 2;
   choices($("clones"), Object.keys(CLONES));
   choices($("return"), Object.keys(RETURNS));
   choices($("order"), Object.keys(ORDERS));
@@ -78,33 +91,114 @@ function startFilters() {
 }
 
 let questions = null; // in lower case, filled at the first search
+let written = null; // of every text in lower case, filled at the first search in turns
+const textsOf = []; // by episode, the agent, the turn and the number of every text, filled at the first search in turns
+
+/** The first place of an episode where a text has the wanted words, as [agent, turn], or undefined. */
+function placeOf(i, wanted) {
+  written ??= stored.texts.map((line) => JSON.parse(line)[0].toLowerCase());
+  textsOf[i] ??= JSON.parse(stored.episodes[i]).agents.flatMap((agent) => {
+    const read = (block) => (block ?? []).flatMap(([, ...parts]) => parts);
+    const of = (turn, numbers) => numbers.map((number) => [agent.id, turn, number]);
+    return [
+      ...agent.turns.flatMap((turn, at) => of(at, [turn.text, ...read(turn.wrote)])),
+      ...of(Math.max(0, agent.turns.length - 1), read(agent.after)),
+    ];
+  });
+  return textsOf[i].find(([, , number]) => written[number].includes(wanted));
+}
 
 function filter() {
   const wanted = $("find").value.toLowerCase();
-  const [outcome, family] = [$("outcome").value, $("family").value];
+  const inTurns = $("in-turns").checked;
+  const columns = COLUMN_FILTERS.map((name) => [index[name], $(name).value]).filter(([, value]) => value !== "any");
+  const trouble = $("trouble").value;
   const [clones, returns] = [CLONES[$("clones").value], RETURNS[$("return").value]];
   const most = $("tokens").value === "" ? Infinity : Number($("tokens").value);
   if (wanted) questions ??= index.prompt.map((number) => text(number).words.toLowerCase());
   const rows = [];
+  listed.places = new Map();
   for (let i = 0; i < size; i++) {
     if (index.of[i] != null && !$("with-replays").checked) continue;
-    if (outcome !== "any" && index.outcome[i] !== outcome) continue;
-    if (family !== "any" && index.family[i] !== family) continue;
+    if (columns.some(([column, value]) => String(column[i]) !== value)) continue;
+    if (trouble !== "any" && !index.troubles[i].includes(trouble)) continue;
     if (!clones(index.clones[i]) || !returns(index.return[i]) || index.tokens[i] > most) continue;
     const fields = wanted && [index.name[i].toLowerCase(), questions[i], index.played_as[i].toLowerCase()];
-    if (wanted && !fields.some((field) => field.includes(wanted))) continue;
+    if (wanted && !fields.some((field) => field.includes(wanted))) {
+      const place = inTurns ? placeOf(i, wanted) : undefined;
+      if (!place) continue;
+      listed.places.set(i, place);
+    }
     rows.push(i);
   }
   const order = ORDERS[$("order").value];
-  listed.rows = order ? rows.sort(order) : rows;
+  listed.rows = $("order").value === BY_GROUP ? inGroups(rows) : order ? rows.sort(order) : rows;
+  listed.count = rows.length;
   const all = index.of.reduce((sum, of) => sum + (of == null || $("with-replays").checked), 0);
   const mean = average(rows.map((i) => index.return[i]).filter((value) => value != null));
   $("found").textContent =
     `${count(rows.length)} of ${many(all, "episode")}` + (mean == null ? "" : `, mean return ${measure(mean)}`);
-  sheet.style.height = `${rows.length * ROW}px`;
+  sheet.style.height = `${listed.rows.length * ROW}px`;
   listed.at = listed.rows.indexOf(shown.number);
   list.scrollTop = 0;
   drawList();
+  markWanted();
+}
+
+/** The episodes below a head for each group, which is a list of its episodes. */
+function inGroups(rows) {
+  const groups = new Map();
+  for (const i of rows) {
+    const group = groups.get(index.group[i]);
+    if (group) group.push(i);
+    else groups.set(index.group[i], [i]);
+  }
+  return [...groups.values()].flatMap((group) => [group, ...group]);
+}
+
+/** The line above the episodes of a group. */
+function groupHead(group, at) {
+  const returns = group.map((i) => index.return[i]).filter((value) => value != null);
+  const right = group.filter((i) => index.outcome[i] === "right").length;
+  const mean = average(returns);
+  const spread = returns.length > 1 ? Math.sqrt(returns.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (returns.length - 1)) : null;
+  const head = make(
+    "div",
+    { class: "row group", role: "presentation" },
+    make("span", { class: "name" }, index.group[group[0]]),
+    make(
+      "span",
+      { class: "about muted" },
+      [
+        many(group.length, "episode"),
+        `${count(right)} right`,
+        mean == null ? null : `return ${measure(mean)}${spread == null ? "" : ` ± ${measure(spread)}`}`,
+      ]
+        .filter(Boolean)
+        .join(" · "),
+    ),
+  );
+  head.style.top = `${at * ROW}px`;
+  return head;
+}
+
+/** Mark the searched words in the texts of the shown agent. */
+function markWanted() {
+  const wanted = $("find").value.toLowerCase();
+  const ranges = [];
+  if (wanted) {
+    const walker = document.createTreeWalker($("turns"), NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+      const said = node.data.toLowerCase();
+      for (let at = said.indexOf(wanted); at >= 0; at = said.indexOf(wanted, at + wanted.length)) {
+        const range = new Range();
+        range.setStart(node, at);
+        range.setEnd(node, Math.min(node.length, at + wanted.length));
+        ranges.push(range);
+      }
+    }
+  }
+  CSS.highlights?.set("wanted", new Highlight(...ranges));
 }
 
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
@@ -113,7 +207,10 @@ function drawList() {
   const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 4);
   const last = Math.min(listed.rows.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 4);
   const rows = [];
-  for (let at = first; at < last; at++) rows.push(row(at));
+  for (let at = first; at < last; at++) {
+    const entry = listed.rows[at];
+    rows.push(Array.isArray(entry) ? groupHead(entry, at) : row(at));
+  }
   sheet.replaceChildren(...rows);
   const chosen = listed.rows[listed.at];
   if (chosen != null && listed.at >= first && listed.at < last)
@@ -131,9 +228,9 @@ function row(at) {
       class: "row",
       role: "option",
       "aria-selected": String(i === shown.number),
-      "aria-setsize": listed.rows.length,
-      "aria-posinset": at + 1,
-      on: { click: () => go(address(index.name[i])) },
+      "aria-setsize": listed.count,
+      "aria-posinset": at + 1 - listed.rows.slice(0, at).filter(Array.isArray).length,
+      on: { click: () => openEpisode(i) },
     },
     make(
       "span",
@@ -159,10 +256,21 @@ function row(at) {
   return option;
 }
 
+/** Show an episode, at the place of the searched words if it was found by them. */
+function openEpisode(i) {
+  const [agent, turn] = listed.places.get(i) ?? [];
+  go(address(index.name[i], agent, turn));
+}
+
 function moveTo(at) {
   if (!listed.rows.length) return;
-  listed.at = Math.min(listed.rows.length - 1, Math.max(0, at));
-  go(address(index.name[listed.rows[listed.at]]));
+  const step = at < listed.at ? -1 : 1;
+  let to = Math.min(listed.rows.length - 1, Math.max(0, at));
+  // The head of a group is no episode, and the first row may be one.
+  if (Array.isArray(listed.rows[to])) to += step;
+  if (to < 0) to = 1;
+  listed.at = to;
+  openEpisode(listed.rows[to]);
 }
 
 /** Scroll the list as far as it takes to show the chosen row. */
@@ -179,7 +287,7 @@ function show() {
   if (shown.place === location.hash) return;
   shown.place = location.hash;
   const [name, agentId, turn] = location.hash.slice(1).split("/").map(decoded);
-  const number = numberOf.get(name) ?? listed.rows[0] ?? 0;
+  const number = numberOf.get(name) ?? listed.rows.find((entry) => !Array.isArray(entry)) ?? 0;
   const isNew = number !== shown.number;
   if (isNew) {
     shown.number = number;

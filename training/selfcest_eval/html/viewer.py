@@ -5,6 +5,7 @@ Texts, tasks and limits that many episodes share are in the page once. The page 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -45,6 +46,19 @@ class EpisodeView:
     def key(self) -> tuple[int, str]:
         return self.file, self.record.episode_id
 
+    @property
+    def outcome(self) -> str:
+        """The outcome of its answer, as in `render.judge`."""
+        if self.right is None or self.record.answer is None:
+            return judge(self.record)
+        return "right" if self.right else "wrong"
+
+    def _repr_html_(self) -> str:
+        """Return the tree as a figure for a notebook."""
+        from selfcest_eval.html.figure import draw_svg  # imports matplotlib
+
+        return draw_svg(self.record, self.outcome)
+
 
 @dataclass(frozen=True)
 class SchemeCredit:
@@ -60,7 +74,12 @@ class SchemeCredit:
     credits: Sequence[Sequence[Credit]]
 
 
-COLUMNS = ("name", "outcome", "family", "size", "clones", "tokens", "critical", "return", "prompt", "of", "played_as")
+COLUMNS = (
+    "name", "outcome", "family", "size", "clones", "tokens", "critical", "return", "prompt", "of", "played_as", "step",
+    "group", "troubles",
+)  # fmt: skip
+# The id of an episode of a training run: its step, its group and its number in the group.
+_EPISODE_ID = re.compile(r"s(\d+)\.(.+)\.e\d+")
 
 
 def make_viewer_page(
@@ -195,6 +214,8 @@ class PageBuilder:
             self.add_text(record.task.prompt),
             self._find_original(view.file, record.episode_id),
             view.played_as,
+            *_find_group(record),
+            _list_troubles(record),
         )
 
     def make_episode(self, number: int, view: EpisodeView) -> dict[str, Any]:
@@ -310,9 +331,25 @@ def _get_outcome(view: EpisodeView) -> str:
     record = view.record
     if record.root.failed:
         return str(record.root.status).replace("_", " ")
-    if view.right is not None:
-        return "right" if view.right else "wrong"
-    return judge(record) or "answered"
+    return view.outcome or "answered"
+
+
+def _find_group(record: EpisodeRecord) -> tuple[int | None, str]:
+    """Return the step of training and the group of an episode. Outside of training, a group has the same task."""
+    match = _EPISODE_ID.match(record.episode_id)
+    return (None, record.task.task_id) if match is None else (int(match[1]), f"s{match[1]}.{match[2]}")
+
+
+def _list_troubles(record: EpisodeRecord) -> list[str]:
+    """Return the statuses of the agents that failed and the faults of all turns, each once."""
+    troubles: dict[str, None] = {}
+    for agent in record.agents:
+        if agent.failed:
+            troubles[str(agent.status)] = None
+        for turn in agent.turns:
+            faults = [turn.facts.fault, *turn.facts.refused.values()]
+            troubles |= {str(fault): None for fault in faults if fault is not None}
+    return list(troubles)
 
 
 def _decode_tokens(turn: Turn, renderer: Renderer | None) -> list[str] | None:

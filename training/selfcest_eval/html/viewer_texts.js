@@ -21,6 +21,7 @@ function showAgent() {
   );
   if (!agent.turns.length) $("turns").append(make("p", { class: "muted small" }, "This agent took no turn."));
   drawReplays(agent);
+  markWanted();
   $("agent").scrollTop = 0;
 }
 
