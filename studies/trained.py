@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -17,18 +16,13 @@ from typing import Any
 import yaml
 
 from selfcest_env import __version__
-from selfcest_env.stored import to_stored
 from selfcest_eval.play.results import Result
-from selfcest_eval.report.training_run import EvaluatedPolicy, make_run_study, read_run_results
-from selfcest_eval.stats.decision import average_outcomes, judge_choices
-from selfcest_eval.stats.decision_table import FamilyDecisions, find_decisions
+from selfcest_eval.report.training_run import EvaluatedPolicy, read_run_results
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
 from selfcest_training.run.evaluator import EvaluationStage
 from studies.runner import CONFIGS, STUDIES, Cell, Rerun, git, selfcest, store_json
 
-VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
-SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
 WHERE = ("where", "where_full", "where_random", "pairs")  # on the page of studies/where/study.py
 WHEN = ("when", "when_hidden", "when_uncompared")  # likewise, by studies/when/study.py
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
@@ -41,10 +35,6 @@ METHODS = (
     "confirm_cells",
 )  # likewise, by studies/methods/study.py, and in a folder of their own
 EXPERIMENTS = {
-    "quick": CONFIGS / "quick.yaml",
-    "long_ledgers": CONFIGS / "long_ledgers.yaml",
-    **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
-    **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
     **{name: CONFIGS / f"{name}.yaml" for name in (*CREDIT, *WHERE, *WHEN)},
     **{f"methods_{name}": CONFIGS / "methods" / f"{name}.yaml" for name in METHODS},
 }
@@ -101,8 +91,6 @@ def rerun(name: str, how: Rerun, measure: Measure | None = None) -> list[Path]:
     results, _ = read_run_results(config, on_result=lambda _, result: played.append(result))
     # With their episodes, which `read_run_results` drops; a perfect player has none.
     results = [*played, *(result for result in results if result.place.style is not None)]
-    study = make_run_study(config)
-    choices = find_decisions(study, results)
     files = []
     for one in variant or variants:
         first, last = (
@@ -121,11 +109,6 @@ def rerun(name: str, how: Rerun, measure: Measure | None = None) -> list[Path]:
             "sizes": _figures(result for result in by_itself if result.place.style is None),
             "before_rl": _figures(result for result in before if result.place.style is None),
             "errorless": _perfect_execution(result for result in by_itself if result.place.style is not None),
-            "decisions": {
-                ("after" if item.triple.free == last else "before"): _decisions(item)
-                for item in choices
-                if item.triple.free in (first, last)
-            },
             **(measure(config, one, played) if measure else {}),
         }
         owner = _find_study(experiment)
@@ -153,9 +136,7 @@ def _find_study(experiment: str) -> str:
         return "methods"
     if experiment in CREDIT:
         return "cells"
-    if experiment in WHEN:
-        return "when"
-    return "where" if experiment in WHERE else "delegation"
+    return "when" if experiment in WHEN else "where"
 
 
 def config_of(experiment: str, *variants: str) -> str:
@@ -249,19 +230,4 @@ def _perfect_execution(results: Iterable[Result]) -> dict[str, Any]:
             for played in [[result for result in found if result.place.style is style]]
         }
         for size, found in _by_size(results).items()
-    }
-
-
-def _decisions(item: FamilyDecisions) -> dict[str, Any]:
-    """By size what the policy and both forced choices did, and what its choices were worth."""
-    judged = to_stored(judge_choices([choice for played in item.sizes.values() for choice in played]))
-    ways = ("free", "always", "never")
-    return {
-        "n": sum(map(len, item.sizes.values())),
-        **judged,
-        "threshold": None if math.isinf(judged["threshold"]) else judged["threshold"],
-        "sizes": {
-            size: {way: to_stored(average_outcomes([getattr(choice, way) for choice in played])) for way in ways}
-            for size, played in item.sizes.items()
-        },
     }

@@ -14,7 +14,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from studies.delegation.study import sign_test
+from selfcest_eval.stats.statistics import sign_test
 from studies.runner import (
     DOCS,
     Cell,
@@ -212,7 +212,7 @@ Sixteen clones each find a digit in a document of their own, the root copies the
 of right cells: many clones, a graded sum, a quiet join, where counterfactual and per-part credit should win by a factor
 of k ([theory](credit.md#why-the-counterfactual-baselines-are-unbiased)). The embedded model of 0.17 M parameters, made
 tasks; nothing follows for a large model. `python -m studies cells` prints this page from `studies/cells/evidence`,
-`python -m studies delegation --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but
+`python -m studies cells --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but
 for the value head of `critic` and `gae`, [mended](#before-a-mend) after its cells were seen; every reported seed is
 shown.
 

@@ -133,7 +133,7 @@ all else but seeds 11 and 12 of the budgets, and before their own. The worst fre
 
 PROVENANCE = """### Where it comes from
 
-A cell is a variant with one seed; `python -m studies delegation --rerun methods_when/seed10` makes those of a seed
+A cell is a variant with one seed; `python -m studies methods --rerun methods_when/seed10` makes those of a seed
 again. CPU-s are of training, its warm start included, on a shared machine."""
 
 TUNING = """### Tuning

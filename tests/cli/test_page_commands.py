@@ -120,7 +120,6 @@ NOT_RUN = {
     "python tests/stress/soak.py --workers 2": REPEATS,
     "python tests/stress/faults.py": REPEATS,
     "python tests/stress/faults.py --cost": REPEATS,
-    "python -m studies delegation --rerun quick/deciding/seed0": REPEATS,
     "selfcest train -c training/configs/smollm2.yaml": TRAINS,
     "selfcest train -c training/configs/gpu/qwen3_ledger.yaml": GPU,
     "selfcest train -c training/configs/paper/arithmetic.yaml name=ungated "
@@ -177,7 +176,6 @@ BY_PYTHON = {
     "python -m studies gallery --rerun episodes": (
         "tests/studies/test_gallery.py::test_episodes_played_again_are_those_that_are_stored"
     ),
-    "python -m studies delegation": ("tests/studies/test_delegation_page.py::test_the_page_is_what_the_evidence_says"),
     "python tests/stress/reliability.py > docs/reliability.md": (
         "tests/studies/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
     ),

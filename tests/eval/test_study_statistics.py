@@ -8,7 +8,7 @@ import pytest
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.words import describe_frontier, describe_points
 from selfcest_eval.stats.frontier import GRID, Point, Verdict, compare_frontiers, compare_points, envelope
-from selfcest_eval.stats.statistics import Resampler, over_seeds, student_t
+from selfcest_eval.stats.statistics import Resampler, over_seeds, sign_test, student_t
 from selfcest_eval.stats.table import Curves, make_rows
 
 
@@ -93,6 +93,14 @@ def test_an_interval_over_seeds_by_hand() -> None:
     found = over_seeds([1.0, 0.75, 0.5])
     assert (found.mean, found.low, found.high) == pytest.approx((0.75, 0.75 - 0.6211, 0.75 + 0.6211), abs=1e-4)
     assert str(over_seeds([0.5])) == "0.50", "one seed tells nothing of others"
+
+
+def test_a_sign_test_by_hand() -> None:
+    # All of 5 above: one in 32 on either side. Four of 5: six in 32.
+    assert sign_test([1, 1, 1, 1, 1]) == pytest.approx(2 / 32)
+    assert sign_test([1, 1, 1, 1, -1]) == pytest.approx(12 / 32)
+    assert sign_test([1, 1, 1, 1, 0]) == pytest.approx(12 / 32), "a gap of 0 is not above"
+    assert sign_test([1, -1]) == 1
 
 
 def test_what_an_instance_does_not_have_is_in_no_mean() -> None:

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CELLS = {
     "cells": ["cells/deciding/seed0"],
     "credit_map": ["additive-4/broadcast"],
-    "delegation": ["quick/deciding/seed0"],
     "gallery": ["episodes", "example"],
     "methods": ["methods_when/deciding/seed0", "sweep/seed0"],
     "scaling": ["episodes", "curve", "results"],

@@ -286,21 +286,21 @@ def test_configs_of_every_stored_run_of_the_credit_map(credit_map: ModuleType) -
 def test_a_renamed_config_key_keeps_the_configs_of_stored_cells(
     credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delegation = importlib.import_module("studies.trained")
-    config = STUDIES / "delegation" / "evidence" / "quick_deciding_seed0.json"
-    stored = json.loads(config.read_text(encoding="utf-8"))["config"]
-    assert delegation.digest_of("quick", "deciding") == stored
-    written = delegation.config_of
+    trained = importlib.import_module("studies.trained")
+    cell = STUDIES / "cells" / "evidence" / "cells_rloo_seed0.json"
+    stored = json.loads(cell.read_text(encoding="utf-8"))["config"]
+    assert trained.digest_of("cells", "rloo") == stored
+    written = trained.config_of
 
     def with_policies(experiment: str, *variants: str) -> str:
         text: str = written(experiment, *variants)
         assert "\nvariants:" in f"\n{text}"
         return f"\n{text}".replace("\nvariants:", "\npolicies:")
 
-    monkeypatch.setattr(delegation, "config_of", with_policies)
-    assert delegation.digest_of("quick", "deciding") != stored
+    monkeypatch.setattr(trained, "config_of", with_policies)
+    assert trained.digest_of("cells", "rloo") != stored
     monkeypatch.setitem(config_file.STORED_KEYS, "policies", "arms")
-    assert delegation.digest_of("quick", "deciding") == stored
+    assert trained.digest_of("cells", "rloo") == stored
 
 
 def test_a_renamed_config_key_keeps_the_config_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:

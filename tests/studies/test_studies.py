@@ -14,7 +14,19 @@ from PIL import Image, ImageChops, ImageStat
 from selfcest_eval.stats.statistics import over_seeds
 from studies import runner
 from studies.__main__ import NAMES
-from studies.runner import DOCS, ROOT, STUDIES, Rerun, Study, read_json, run_study, shown, store_json
+from studies.runner import (
+    DOCS,
+    ROOT,
+    STUDIES,
+    Rerun,
+    Study,
+    each,
+    evidence_line,
+    read_json,
+    run_study,
+    shown,
+    store_json,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,8 +91,8 @@ def test_a_page_written_by_hand_is_never_overwritten(arguments: list[str], capsy
         ("credit_map", "additive-16/other", "no cell is named additive-16/other"),
         ("scaling", "other", "expected one of episodes, curve, results"),
         ("gallery", "other", "expected episodes, or the folder"),
-        ("cells", "other/seed0", "expected EXPERIMENT"),
-        ("delegation", "quick/other/seed0", "the variants of quick are"),
+        ("cells", "other/seed0", r"--rerun is 'other/seed0'; expected EXPERIMENT\[/VARIANT\]/seedN"),
+        ("cells", "cells/other/seed0", "the variants of cells are"),
     ],
 )
 def test_an_unknown_cell_plays_nothing(
@@ -117,11 +129,9 @@ def test_a_rerun_writes_into_the_evidence_only_when_it_is_asked_to(
 @pytest.mark.parametrize(
     ("name", "cell", "folder"),
     [
-        ("delegation", "quick/deciding/seed0", "runs/quick_deciding_seed0"),
+        ("cells", "cells/rloo/seed0", "runs/cells_rloo_seed0"),
         ("cells", "cells/seed0", "runs/cells_seed0"),
         ("methods", "methods_when/seed10", "runs/methods_when_seed10"),
-        ("delegation", "reach", "studies/reach"),
-        ("delegation", "rotary", "studies/rotary"),
     ],
 )
 def test_a_rerun_where_a_command_would_play_nothing_again_is_refused(
@@ -178,9 +188,27 @@ def test_episodes_of_a_rerun_leave_the_evidence_as_it_is(tmp_path: Path, monkeyp
 
 
 def test_an_unknown_study_is_one_line() -> None:
-    done = subprocess.run([sys.executable, "-m", "studies", "delegatoin"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "studies", "cels"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("no study is named delegatoin; NAME is one of cells, claims, credit_map")
+    assert done.stderr.startswith("no study is named cels; NAME is one of cells, claims, credit_map")
+
+
+def test_a_page_of_evidence_says_its_version_and_what_a_rerun_repeats() -> None:
+    results = [{"commit": "abcdef0123"}, {"commit": "abcdef0999"}, {"commit": "1234567 changed", "version": "0.2.0"}]
+    line = evidence_line(results, "`--rerun`")
+    assert line.startswith(
+        "*Results of version 0.1.0, 0.2.0 (`1234567`, `abcdef0`). `--rerun` repeats the distribution"
+    )
+    assert "(4 commits)" in evidence_line([{"commit": f"{n}234567"} for n in range(4)], "`--run`")
+    with_figures = ("benchmark", "cells", "credit_map", "methods", "reliability", "gallery", "symbolic")
+    history = [f"history/{file.stem}" for file in (DOCS / "history").glob("*.md")]
+    for page in ("history/code_lines", "history/speed"):  # no results, and they name the revisions that they compare
+        history.remove(page)
+    assert len(history) == 4
+    for page in (*with_figures, *history):
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        assert "*Results of version 0.1.0" in text, page
+        assert "the distribution of these figures, not" in text, page
 
 
 def test_an_interval_is_that_of_the_evaluation() -> None:
@@ -189,6 +217,7 @@ def test_an_interval_is_that_of_the_evaluation() -> None:
     # Student's t with one degree of freedom: its quantile at 0.75 is 1, so half of the difference remains.
     assert shown(over_seeds([0.9, 1.0], confidence=0.5), 3, "+") == "+0.950 ± 0.050"
     assert shown(over_seeds([0.25])) == "0.25", "one seed has no interval"
+    assert each([0.5, None, 1.0]) == "0.50 - 1.00"
 
 
 def test_git_keeps_studies_of_the_project_and_ignores_those_of_a_user(tmp_path: Path) -> None:

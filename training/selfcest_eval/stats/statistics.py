@@ -1,4 +1,4 @@
-"""Intervals: a paired bootstrap for values per instance, Student's t for one value per seed."""
+"""Statistics: a paired bootstrap for values per instance; Student's t and a sign test for one value per seed."""
 
 from __future__ import annotations
 
@@ -169,6 +169,18 @@ def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     quantile = student_t((1 + confidence) / 2, len(values) - 1)
     half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Estimate(mean, mean - half_width, mean + half_width)
+
+
+def sign_test(gaps: Sequence[float]) -> float:
+    """Return the two-sided p value of the number of gaps above 0, if either sign is equally likely.
+
+    Args:
+        gaps: independent differences, for example one per seed. A gap of 0 does not count as above.
+    """
+    above = sum(gap > 0 for gap in gaps)
+    most = max(above, len(gaps) - above)
+    tail = sum(math.comb(len(gaps), count) for count in range(most, len(gaps) + 1))
+    return min(1.0, 2 * tail / 2.0 ** len(gaps))
 
 
 def student_t(probability: float, degrees: int) -> float:
