@@ -40,7 +40,7 @@ from selfcest_training.families import make_families  # noqa: E402
 from selfcest_training.shipped import find_model_folder  # noqa: E402
 
 VARIANT = "deciding"
-FAMILY = "sums"
+FAMILY = "priced"
 
 
 class Reader:

@@ -93,7 +93,7 @@ probes on the way, which are of two families in the place of five sizes; each wi
 run later, when probes had other instances, so its are not compared. A variant is called better or worse if its interval
 leaves out 0: of fourteen that do nothing, one in two such tables has one.
 
-`default` is the recipe of `quick.yaml`: `grpo` with a floor of 0.05 under its std, a KL weight of 0.05, 8 rollouts of
+`default` is the recipe of `budgets.yaml`: `grpo` with a floor of 0.05 under its std, a KL weight of 0.05, 8 rollouts of
 16 tasks. The trainer's default credit is `gated`. `hypervolume` and `state_zero` are built on `rloo`, under the KL
 weight that was chosen for schemes that divide by a std: less `rloo` they are under [predictions](#predictions).
 `hypervolume` weighs all terms alike, as its source does, so it moves the size of a step and no balance. `lagrangian` is
