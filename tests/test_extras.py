@@ -131,6 +131,7 @@ def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
         "cluster",
         "inspect",
         "prime-rl",
+        "retrieval",
         "tinker",
         "train",
         "trl",

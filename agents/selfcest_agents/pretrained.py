@@ -17,7 +17,7 @@ from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.plugin import is_read_only
 from selfcest_env.protocol import Brief, PromptFormat
 from selfcest_env.rules import Rules
-from selfcest_env.structure import Checked, OneOf
+from selfcest_env.structure import AtLeast, Checked, Finite, OneOf
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Boundary, Limits, Role, TokenCounter
 
@@ -70,6 +70,9 @@ class ChatOptions(Checked):
         chat: options for rendering the template.
         protocol: prompt format of calls and answers: `hermes`, `terse` or `package.module:Class`.
         allow_pickle: whether weights may be read from a pickle such as `pytorch_model.bin` if there are no safetensors.
+        rope_factor: factor of the context window. The rotary base is multiplied by factor^(d / (d - 2)), where d is the
+            dimension of a head, so that the lowest frequency shrinks by the factor and the highest stays ("NTK-aware"
+            scaling; see Peng et al., arXiv 2309.00071, section 3.1). 1: the model as it is.
     """
 
     source: str
@@ -79,6 +82,7 @@ class ChatOptions(Checked):
     chat: ChatConfig = ChatConfig()
     protocol: str = "hermes"
     allow_pickle: bool = False
+    rope_factor: Annotated[float, AtLeast(1), Finite()] = 1.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class ChatLanguage(ChatOptions):
                 "save both again"
             )
         _ = self.codec  # raises if the template is not suitable
+        if self.rope_factor > 1:
+            _read_rotary_base(self.source, self._config)
 
     @cached_property
     def checkpoint(self) -> str:
@@ -130,7 +136,7 @@ class ChatLanguage(ChatOptions):
             raise ConfigError(
                 f"the config of {self.source} has no max_position_embeddings; use a model whose config has it"
             )
-        return int(positions)
+        return int(positions * self.rope_factor)
 
     def rules(self, limits: Limits) -> Rules:
         return chat_rules(limits, self.codec, self.context_window, make_protocol(self.protocol))
@@ -138,7 +144,9 @@ class ChatLanguage(ChatOptions):
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
         import torch
 
-        options = {} if self.attention is None else {"attn_implementation": self.attention}
+        options: dict[str, Any] = {} if self.attention is None else {"attn_implementation": self.attention}
+        if self.rope_factor > 1:
+            options["config"] = self._scaled_config(folder or self.checkpoint)
         model = _load(
             "AutoModelForCausalLM",
             folder or self.checkpoint,
@@ -159,6 +167,20 @@ class ChatLanguage(ChatOptions):
     def _config(self) -> PreTrainedConfig:
         return model_config(self.source)
 
+    def _scaled_config(self, folder: str | Path) -> PreTrainedConfig:
+        """Return the config of a folder with the scaled rotary base and window of `source`.
+
+        A folder of a run with this option has them already, so they are computed from those of `source`.
+        """
+        config: PreTrainedConfig = _load("AutoConfig", folder)
+        base, dimension = _read_rotary_base(self.source, self._config)
+        config.rope_parameters = {
+            **self._config.rope_parameters,
+            "rope_theta": base * self.rope_factor ** (dimension / (dimension - 2)),
+        }
+        config.max_position_embeddings = self.context_window
+        return config
+
 
 def model_config(source: str) -> PreTrainedConfig:
     """Return the config of a model by `ChatOptions.source`. Raises `ConfigError` if it is no causal language model."""
@@ -168,6 +190,26 @@ def model_config(source: str) -> PreTrainedConfig:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(f"{source} is a {config.model_type} model; expected a causal language model")
     return config.get_text_config()
+
+
+def _read_rotary_base(source: str, config: PreTrainedConfig) -> tuple[float, int]:
+    """Return the rotary base of a model, and the dimension of a head.
+
+    Raises:
+        ConfigError: the model has no rotary embedding with one unscaled base for all of a head's dimensions.
+    """
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if (
+        rotary.get("rope_type") != "default"
+        or "rope_theta" not in rotary
+        or rotary.get("partial_rotary_factor", 1) != 1
+    ):
+        raise ConfigError(
+            f"rope_factor needs a model with a plain rotary embedding; the config of {source} has {rotary or 'none'}; "
+            "leave rope_factor out"
+        )
+    heads = config.num_attention_heads
+    return float(rotary["rope_theta"]), int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def load_chat_model(

@@ -1,8 +1,8 @@
 """One turn of a reader with an overwritten memory, as a task: MemAgent (arXiv 2507.02259).
 
 The reader sees the question, its memory and one part of the text, and answers with the new memory. After the last part
-it answers the question from the memory. Every turn is a fresh context, so its length does not grow with the text. The
-strategy `memory_agent` plays all turns of a text; this source gives single turns, for demonstrations and for RL.
+it answers the question from the memory. Every turn is a fresh context, so its length does not grow with the text. A
+strategy plays all turns of a text; this source gives single turns, for demonstrations and for RL.
 """
 
 from __future__ import annotations

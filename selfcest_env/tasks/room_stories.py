@@ -39,6 +39,7 @@ class RoomStories(Checked, StorySource):
         task: number of bAbI's task: 1 asks where a person is, 2 where a thing is, 3 where it was before another room.
         min_statements, max_statements: number of statements of a story.
         people, things: their names. A person's is a capital and small letters, a thing's is small letters.
+        people_per_story, things_per_story: number of them in one story, drawn from all; at most all are used.
         statements_per_document: number of statements of a part.
         stories: number of stories.
         seed: random seed of the stories.
@@ -50,6 +51,8 @@ class RoomStories(Checked, StorySource):
     max_statements: Annotated[int, Between(1, 1000)] = 24
     people: Annotated[tuple[str, ...], NotEmpty(), Distinct()] = PEOPLE
     things: Annotated[tuple[str, ...], NotEmpty(), Distinct()] = THINGS
+    people_per_story: Count = 4
+    things_per_story: Count = 3
     statements_per_document: Annotated[int, Between(1, 1000)] = 5
     stories: Count = 2000
     seed: Annotated[int, Between(0, MAX_SEED)] = 0
@@ -84,7 +87,10 @@ class RoomStories(Checked, StorySource):
         """Return the story with this index. A story about which nothing can be asked is drawn again."""
         rng = np.random.default_rng(stream_seed(self.name, self.seed, self.task, index))
         for _ in range(MAX_TRIES):
-            story = _Story(self.people, self.things)
+            story = _Story(
+                _choose_some(rng, self.people, self.people_per_story),
+                _choose_some(rng, self.things, self.things_per_story),
+            )
             for _ in range(draw_int(rng, self.min_statements, self.max_statements)):
                 story.add_statement(rng, with_things=self.task > 1)
             question = story.draw_question(rng, self.task)
@@ -225,3 +231,8 @@ class _Story:
 
 def _choose(rng: np.random.Generator, items: Sequence[T]) -> T:
     return items[int(rng.integers(len(items)))]
+
+
+def _choose_some(rng: np.random.Generator, items: Sequence[str], count: int) -> tuple[str, ...]:
+    """Draw distinct items; all of them if there are no more than `count`."""
+    return tuple(items[int(index)] for index in rng.permutation(len(items))[:count])

@@ -10,10 +10,12 @@ from selfcest_env.protocol import PromptFormat
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import Outcome, Read, Task
 
+SUPPORT = "support"  # key of `Task.metadata`
+
 
 def says_support(task: Task) -> bool:
     """Return whether the metadata of a task name the documents that it needs."""
-    return "support" in task.metadata
+    return SUPPORT in task.metadata
 
 
 def gold_support(task: Task) -> frozenset[str]:
@@ -27,7 +29,7 @@ def gold_support(task: Task) -> frozenset[str]:
             f"task {task.task_id} of {task.source} has no metadata 'support'; expected a JSON list, the keys of "
             "the documents that it needs"
         )
-    return frozenset(json.loads(str(task.metadata["support"])))
+    return frozenset(json.loads(str(task.metadata[SUPPORT])))
 
 
 def used_documents(record: EpisodeRecord, protocol: PromptFormat) -> frozenset[str]:

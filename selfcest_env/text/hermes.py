@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from selfcest_env.protocol import Brief, Note, Reply, split_sections
@@ -33,6 +33,8 @@ _MARKERS = re.compile(
 # Most objectives times shared keys of one call. Each clone gets a copy of the shared keys, so a short text could
 # otherwise fill the memory.
 MAX_SHARED_KEYS = 100_000
+# Most requests of one turn, since a short text can ask for many (`hermes_each`).
+_MAX_REQUESTS = 100_000
 
 _OWN_TAGS = re.compile(r"<(?=/?(?:tool_call|think)>)")
 _ESCAPED = r"\\u003c"
@@ -69,12 +71,17 @@ class HermesProtocol:
 
     A turn with a call is a call, whatever its other text; several calls in one turn are joined in order. Otherwise the
     answer is the text after the last `Answer:` outside of thinking.
+
+    Attributes:
+        spawn_help: the sentences that tell an agent how to delegate.
     """
+
+    spawn_help = _SPAWN_HELP
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
         lines = [_ROOT_LINE if brief.role is Role.ROOT else _CLONE_LINE]
         if brief.can_delegate:
-            lines.append(_SPAWN_HELP)
+            lines.append(self.spawn_help)
         if brief.can_read:
             lines.append(_READ_HELP)
         if brief.total_tokens is not None:
@@ -140,7 +147,7 @@ class HermesProtocol:
         if calls is None:
             return Malformed(Fault.BAD_CALL)
         if calls:
-            return _join_calls(calls)
+            return _join_calls(calls, self.read_objective)
         _, marker, answer = visible.rpartition("Answer:")
         return Answer(answer.strip()) if marker and answer.strip() else Malformed(Fault.NO_ANSWER)
 
@@ -152,9 +159,25 @@ class HermesProtocol:
             case Read(keys):
                 return head + _write_call("read_document", {"keys": list(keys)})
             case Delegate(requests):
-                return head + _write_call("spawn_clone", {"objectives": [_write_request(r) for r in requests]})
+                return head + _write_call("spawn_clone", {"objectives": self.write_objectives(requests)})
             case Malformed():
                 return head
+
+    def write_objectives(self, requests: Sequence[CloneRequest]) -> list[Any]:
+        """Return the items of `objectives` in a call."""
+        return [write_request(request) for request in requests]
+
+    def read_objective(self, objective: object, shared: Mapping[str, None]) -> Sequence[CloneRequest]:
+        """Return the requests of an item of `objectives`, the inverse of `write_objectives`.
+
+        Args:
+            objective: the item.
+            shared: keys of the documents that all clones of the call see.
+
+        Raises:
+            ValueError, TypeError, KeyError: the item is malformed.
+        """
+        return [read_request(objective, shared)]
 
 
 _ROOT_LINE = "Solve the task. Think as briefly as you can, and end with one line 'Answer: ' and the answer alone."
@@ -170,7 +193,7 @@ def _write_call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>{_OWN_TAGS.sub(_ESCAPED, written)}</tool_call>"
 
 
-def _write_request(request: CloneRequest) -> str | dict[str, Any]:
+def write_request(request: CloneRequest) -> str | dict[str, Any]:
     if not request.shared_context and request.max_tokens is None:
         return request.objective
     written: dict[str, Any] = {
@@ -180,7 +203,11 @@ def _write_request(request: CloneRequest) -> str | dict[str, Any]:
     return written | ({} if request.max_tokens is None else {"max_tokens": request.max_tokens})
 
 
-def _join_calls(calls: Sequence[str]) -> Action:
+# Reads an item of `objectives`, see `HermesProtocol.read_objective`.
+_ReadObjective = Callable[[object, Mapping[str, None]], Sequence[CloneRequest]]
+
+
+def _join_calls(calls: Sequence[str], read_objective: _ReadObjective) -> Action:
     """Join all calls of one turn to one action; a mixture of tools, or a call that does not parse, is a bad call."""
     requests: list[CloneRequest] = []
     keys: list[str] = []
@@ -189,7 +216,8 @@ def _join_calls(calls: Sequence[str]) -> Action:
             payload = json.loads(call)
             name, arguments = payload["name"], payload["arguments"]
             if name == "spawn_clone":
-                requests += _read_requests(arguments)
+                requests += _read_requests(arguments, read_objective)
+                _check_number(requests)
             elif name == "read_document":
                 if set(arguments) != {"keys"}:
                     raise ValueError("read_document has the one argument keys")
@@ -203,7 +231,7 @@ def _join_calls(calls: Sequence[str]) -> Action:
     return Delegate(tuple(requests)) if requests else Read(tuple(keys))
 
 
-def _read_requests(arguments: Mapping[str, Any]) -> list[CloneRequest]:
+def _read_requests(arguments: Mapping[str, Any], read_objective: _ReadObjective) -> list[CloneRequest]:
     # The model must not choose sampling parameters or tools, so no other argument is accepted.
     if not isinstance(arguments, dict) or not set(arguments) <= {"objectives", "shared_context"}:
         raise ValueError("unknown argument")
@@ -213,10 +241,19 @@ def _read_requests(arguments: Mapping[str, Any]) -> list[CloneRequest]:
         raise TypeError("objectives is no list")
     if len(objectives) * len(shared) > MAX_SHARED_KEYS:
         raise ValueError("too many keys shared with too many objectives")
-    return [_read_request(objective, shared) for objective in objectives]
+    requests: list[CloneRequest] = []
+    for objective in objectives:
+        requests += read_objective(objective, shared)
+        _check_number(requests)
+    return requests
 
 
-def _read_request(objective: object, shared: Mapping[str, None]) -> CloneRequest:
+def _check_number(requests: Sequence[CloneRequest]) -> None:
+    if len(requests) > _MAX_REQUESTS:
+        raise ValueError("too many requests")
+
+
+def read_request(objective: object, shared: Mapping[str, None]) -> CloneRequest:
     if isinstance(objective, str):
         return CloneRequest(_string(objective), tuple(shared))
     if not isinstance(objective, dict) or not set(objective) <= {

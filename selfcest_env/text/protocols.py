@@ -11,6 +11,7 @@ PROTOCOLS = Registry(
     "selfcest.protocol",
     {
         "hermes": "selfcest_env.text.hermes:HermesProtocol",
+        "hermes_each": "selfcest_env.text.hermes_each:HermesEachProtocol",
         "terse": "selfcest_env.text.terse:TerseProtocol",
         "terse_budget": "selfcest_env.text.terse:BudgetedTerseProtocol",
         "hermes_clones": "selfcest_env.text.prompt_variants:HermesClonesProtocol",

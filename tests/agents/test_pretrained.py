@@ -57,6 +57,30 @@ def test_the_ends_in_the_generation_config_stop_a_turn(folder: Path) -> None:
     assert load_chat_model(folder).codec.stop_ids[1:] == (5, 6)
 
 
+def test_a_scaled_rotary_base_lengthens_the_window(folder: Path, tmp_path: Path) -> None:
+    """The lowest frequency shrinks by the factor, the highest stays, also if a run has stored the scaled model."""
+    language = ChatLanguage(str(folder), rope_factor=4.0)
+    assert language.context_window == language.rules(Limits(None, context_tokens=4096)).limits.context_tokens == 4096
+    plain = load_chat_model(folder).model.model.rotary_emb.inv_freq
+    scaled = language.load(0)
+    assert scaled.model.rotary_emb.inv_freq[[0, -1]].tolist() == pytest.approx([plain[0].item(), plain[-1].item() / 4])
+    # By hand: heads of dimension 8 have the frequencies base^(-2i / 8), i from 0 to 3.
+    base = 10_000 * 4 ** (8 / 6)
+    assert scaled.model.rotary_emb.inv_freq.tolist() == pytest.approx([base ** (-i / 4) for i in range(4)])
+    scaled.save_pretrained(tmp_path / "trained")
+    again = language.load(0, tmp_path / "trained")
+    assert torch.equal(again.model.rotary_emb.inv_freq, scaled.model.rotary_emb.inv_freq)
+    assert ChatLanguage(str(folder)).context_window == 1024
+
+
+def test_a_rotary_base_that_cannot_be_scaled(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="rope_factor needs a model with a plain rotary embedding; the .*linear"):
+        ChatLanguage(str(folder), rope_factor=2.0)
+
+
 def break_nothing(folder: Path) -> None: ...
 
 

@@ -83,6 +83,9 @@ def test_generated_stories_and_their_expert(number: Any) -> None:
             assert play(source, task, style).answer == task.answer
         assert play(source, only_facts, Style.SOLVE).answer == task.answer
     assert len(Counter(task.answer for task in tasks)) == 6  # rooms
+    few = RoomStories(number, 30, 30, ("Anna", "Boris", "Clara"), people_per_story=2, stories=5)
+    for task in few.tasks():
+        assert len(people("", split_sentences(" ".join(task.context.values())))) == 2
     assert [task.prompt for task in RoomStories(number, stories=3).tasks()] == [
         RoomStories(number, stories=9).tasks()[index].prompt for index in range(3)
     ]
@@ -191,7 +194,7 @@ def make_long(path: str, **options: Any) -> Babilong:
         (
             {"sentences": 99},
             TaskError,
-            "babilong: the book first has 60 usable sentences with 540 words, and 99 sentences",
+            "babilong: the book .* has 60 usable sentences with 540 words, and 99 sentences",
         ),
         ({"words": 99, "sentences": 3}, ConfigError, "sentences is 3, which changes nothing: words decides the length"),
         ({"filler": {"part": "test"}}, ConfigError, "filler.part is 'test', and test_books is empty; name the books"),

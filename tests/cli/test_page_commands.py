@@ -165,6 +165,7 @@ NOT_RUN = {
 # By tests of their own: of a page all of it, or the lines that match.
 ELSEWHERE = {
     "docs/tutorial.md": ("", "tests/cli/test_tutorial.py::test_the_page_runs_from_top_to_bottom"),
+    "docs/novels.md": ("", "tests/cli/test_novels.py::test_the_page_runs"),
     "docs/gallery.md": (
         "selfcest trace",
         "tests/studies/test_gallery.py::test_every_picture_is_what_the_command_below_it_draws",

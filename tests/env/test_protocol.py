@@ -15,6 +15,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.text import hermes
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.hermes_each import MAX_EACH, HermesEachProtocol
 from selfcest_env.text.terse import BudgetedTerseProtocol, TerseProtocol, bucket
 from selfcest_env.types import (
     Answer,
@@ -33,6 +34,7 @@ from selfcest_env.types import (
 )
 
 HERMES, TERSE = HermesProtocol(), TerseProtocol()
+EACH = HermesEachProtocol()
 BAD, NONE = Malformed(Fault.BAD_CALL), Malformed(Fault.NO_ANSWER)
 PIECES = [
     "<tool_call>",
@@ -92,6 +94,57 @@ def call(arguments, name="spawn_clone"):
 def test_hermes_calls_round_trip(action):
     assert HERMES.parse(HERMES.render(action)) == action
     assert HERMES.parse(HERMES.render(action, "Answer: 3, but first")) == action
+
+
+numbered_requests = st.builds(
+    CloneRequest,
+    st.sampled_from("ab"),
+    st.lists(st.integers(0, 12).map("part {}".format), max_size=2, unique=True).map(tuple),
+    st.sampled_from([None, 5]),
+)
+
+
+@given(st.lists(requests | numbered_requests, min_size=1, max_size=12).map(tuple).map(Delegate))
+@example(Delegate(tuple(CloneRequest("a", (f"part {n}",), 5) for n in (*range(8, 12), 12, 14, 13))))
+def test_calls_for_each_document_round_trip(action):
+    assert EACH.parse(EACH.render(action)) == action
+
+
+def parts(first, last, prefix="part ", *others):
+    return Delegate(tuple(CloneRequest("a", (*others, f"{prefix}{n}")) for n in range(first, last + 1)))
+
+
+@pytest.mark.parametrize(
+    ("objectives", "meant"),
+    [
+        ([{"objective": "a", "each": ["part 9", "part 11"]}], parts(9, 11)),
+        ([{"objective": "a", "each": ["7", "7"]}], parts(7, 7, "")),
+        ([{"objective": "a", "each": ["part 2", "part 1"]}], BAD),
+        ([{"objective": "a", "each": ["part 1", "page 2"]}], BAD),
+        ([{"objective": "a", "each": ["part 01", "part 2"]}], BAD),
+        ([{"objective": "a", "each": ["part 1"]}], BAD),
+        ([{"objective": "a", "each": "part 1"}], BAD),
+        ([{"objective": "a", "each": ["\ud8001", "\ud8002"]}], BAD),
+        ([{"objective": "a", "each": ["part 1", "part 2"], "shared_context": []}], BAD),
+        ([{"each": ["part 1", "part 2"]}], BAD),
+        ([{"objective": "a", "each": ["part 1", f"part {MAX_EACH}"]}], parts(1, MAX_EACH)),
+        ([{"objective": "a", "each": ["part 1", f"part {MAX_EACH + 1}"]}], BAD),
+        ([{"objective": "a", "each": ["part 1", f"part {MAX_EACH}"]}] * 11, BAD),
+    ],
+)
+def test_calls_for_each_document(objectives, meant):
+    assert EACH.parse(call({"objectives": objectives})) == meant
+
+
+def test_a_call_for_each_document_is_short_and_shares():
+    written = EACH.render(parts(1, 64))
+    assert '{"objectives": [{"objective": "a", "each": ["part 1", "part 64"]}]}' in written
+    assert HERMES.parse(written) == BAD
+    shared = call({"objectives": [{"objective": "a", "each": ["part 1", "part 2"]}], "shared_context": ["key"]})
+    assert EACH.parse(shared) == parts(1, 2, "part ", "key")
+    assert EACH.parse(call({"objectives": [{"objective": "a", "each": ["p1", "p2"]}]}) * 2) != BAD
+    opening = EACH.open(Brief(Role.ROOT, "a", can_delegate=True))
+    assert '"each": ["part 1", "part 9"]' in opening[0].content
 
 
 @given(st.lists(terse_requests, min_size=1).map(tuple).map(Delegate) | st.text("ABC", min_size=1).map(tuple).map(Read))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from chat_models import CHATML, chat_tokenizer, tiny_llama
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Generation, Turn
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts
 from selfcest_eval.play.costs import COSTS, ConcurrentContext, VisibleContext, VisibleTokenSteps
+from selfcest_eval.play.model_costs import Flops, PeakMemory, read_shape
 
 
 def turn(prompt: int, generated: int, *children: AgentId) -> Turn:
@@ -97,3 +99,49 @@ def test_samples_run_at_once() -> None:
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="window is 0"):
         COSTS.make("visible_context", {"window": 0}, where="costs.x.options")
+
+
+# Costs of a model: tiny_llama has 2 layers, 4 query heads and 2 key heads of dimension 8, width 32 and inner width 48.
+
+LAYER = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48 + 2 * 32  # queries, keys and values, output, MLP, norms
+WEIGHTS = 2 * LAYER + 32  # with the last norm
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = chat_tokenizer(CHATML)
+    tiny_llama(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_operations_by_hand(model: str) -> None:
+    shape = read_shape(model)
+    embeddings = shape.weights - WEIGHTS
+    assert (shape.layer_weights, shape.layers, shape.query_width, shape.key_width) == (WEIGHTS, 2, 32, 16)
+    assert embeddings == 32 * len(chat_tokenizer(CHATML))  # tied, so counted once
+    # ALONE has a prompt of 3, 2 generated tokens, 1 more of a prompt and 4 generated ones, in one context of 10.
+    keys = (1 + 2 + 3) + (4 + 5) + 6 + (7 + 8 + 9 + 10)
+    assert Flops(model=model).of(ALONE) == 2 * WEIGHTS * 10 + 4 * 2 * 32 * keys
+    assert Flops(model=model, phase="prefill").of(ALONE) == 2 * WEIGHTS * 4 + 4 * 2 * 32 * (6 + 6)
+    assert Flops(model=model, phase="decoding").of(ALONE) == 2 * WEIGHTS * 6 + 4 * 2 * 32 * (9 + 34)
+    # Every agent has a context of its own.
+    contexts = (44, 36, 23, 25, 7)
+    keys = sum(length * (length + 1) // 2 for length in contexts)
+    assert Flops(model=model).of(TREE) == 2 * WEIGHTS * sum(contexts) + 4 * 2 * 32 * keys
+
+
+def test_memory_by_hand(model: str) -> None:
+    shape = read_shape(model)
+    token = 2 * 2 * 16  # keys and values of two layers
+    weights = 4 * shape.weights
+    assert PeakMemory(model=model).of(TREE) == weights + 4 * token * (30 + 33 + 13 + 25)
+    small = PeakMemory(model=model, weight_bytes=2, cache_bytes=1)
+    assert small.of(ALONE) == 2 * shape.weights + token * 10
+    # One agent at a time: the clone of the second clone has 25 tokens, its parent 23 and the root 44.
+    assert PeakMemory(model=model, concurrent=False).of(TREE) == weights + 4 * token * (44 + 23 + 25)
+    # Samples that run at once share the weights; of episodes in series the largest counts.
+    values = [PeakMemory(model=model).of(record) for record in (ALONE, ALONE)]
+    assert PeakMemory(model=model).over_samples(values) == weights + 4 * token * 20
+    assert PeakMemory(model=model).in_series(values) == values[0]

@@ -29,7 +29,7 @@ from selfcest_env.structure import (
 )
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits
-from selfcest_eval.play.costs import Price, measures_of
+from selfcest_eval.play.costs import WALL, Price, measures_of
 from selfcest_eval.play.policies import parse_policy
 from selfcest_training.config import ADDED_COSTS, EvalSet, FileName, check_eval_sets, check_families, override_limits
 from selfcest_training.config_file import check_extends_nothing, load_as, parse_as, read_config
@@ -127,7 +127,7 @@ class StudyConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_eval_sets(self.eval_sets)
-        known = measures_of(self.costs, self.price)
+        known = [*measures_of(self.costs, self.price), WALL]
         for cost in self.compared:
             if cost not in known:
                 raise ConfigError(

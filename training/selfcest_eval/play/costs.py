@@ -31,6 +31,13 @@ class EpisodeCost(Checked):
     def over_samples(self, values: Iterable[float]) -> float:
         return sum(values)
 
+    def in_series(self, values: Iterable[float]) -> float:
+        """Combine the costs of episodes each of which waits for the one before."""
+        return self.over_samples(values)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the cost cannot be computed here. A study calls it before any work."""
+
 
 @dataclass(frozen=True)
 class PromptCache(EpisodeCost):
@@ -167,6 +174,9 @@ class ConcurrentContext(EpisodeCost):
             previous = step
         return largest
 
+    def in_series(self, values: Iterable[float]) -> float:
+        return max(values)
+
 
 COSTS = Registry(
     EpisodeCost,
@@ -178,6 +188,8 @@ COSTS = Registry(
         "visible_context": "selfcest_eval.play.costs:VisibleContext",
         "visible_token_steps": "selfcest_eval.play.costs:VisibleTokenSteps",
         "concurrent_context": "selfcest_eval.play.costs:ConcurrentContext",
+        "flops": "selfcest_eval.play.model_costs:Flops",
+        "peak_memory": "selfcest_eval.play.model_costs:PeakMemory",
     },
 )
 
@@ -196,10 +208,24 @@ def measures_of(added: Mapping[str, PlugIn], price: Price | None = None) -> dict
         if name in taken_names:
             raise ConfigError(f"costs.{name}: there is a cost of this name; rename it")
         cost = COSTS.make(spec.name, spec.options, where=f"costs.{name}.options")
-        measures[name] = Measure(cost.of, cost.over_samples, cost.compared)
+        measures[name] = _measure_of(cost)
     if price is not None:
-        measures[MONEY] = Measure(price.of, price.over_samples, price.compared)
+        measures[MONEY] = _measure_of(price)
     return measures
+
+
+def _measure_of(cost: EpisodeCost) -> Measure:
+    return Measure(cost.of, cost.over_samples, cost.compared, cost.in_series)
+
+
+def check_costs(added: Mapping[str, PlugIn]) -> None:
+    """Raise `ConfigError` if an added cost of a study cannot be computed here; see `EpisodeCost.check`."""
+    for name, spec in added.items():
+        place = f"costs.{name}.options"
+        try:
+            COSTS.make(spec.name, spec.options, where=place).check()
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
 
 
 def costs_of(

@@ -72,6 +72,8 @@ class Strategy:
     decides_first: ClassVar[bool] = False
     # Whether its episodes depend on each other and are played one after the other, unlike independent samples.
     in_series: ClassVar[bool] = False
+    # Whether a task whose prompt does not fit the limits is an error of the config, and no instance that fails.
+    must_fit: ClassVar[bool] = False
     # Raise it when a change of the code makes the same options play, or count as executed, differently. A resumed study
     # then plays the strategy again.
     version: ClassVar[int] = 0
@@ -194,6 +196,13 @@ class Monolithic(Strategy):
         return (Style.SOLVE,)
 
 
+@dataclass(frozen=True)
+class FullReader(Monolithic):
+    """`Monolithic`, but a study whose texts are longer than the limits or the model's window is refused."""
+
+    must_fit: ClassVar[bool] = True
+
+
 @stored_as("selfcest_training.evaluation.strategies:MonolithicRead", max_reads="max_reads")
 @dataclass(frozen=True)
 class MonolithicRead(Strategy):
@@ -225,6 +234,7 @@ STRATEGIES = Registry(
         "plain": "selfcest_eval.play.strategies:Strategy",
         "delegate": "selfcest_eval.play.strategies:DelegatingStrategy",
         "monolithic": "selfcest_eval.play.strategies:Monolithic",
+        "full_reader": "selfcest_eval.play.strategies:FullReader",
         "monolithic_read": "selfcest_eval.play.strategies:MonolithicRead",
         "self_consistency": "selfcest_eval.play.samples:SelfConsistency",
         "best_of_n": "selfcest_eval.play.samples:BestOfN",

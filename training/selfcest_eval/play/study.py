@@ -19,13 +19,14 @@ from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Brief, ControlsTurns, find_capability
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
+from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.stored import to_stored
 from selfcest_env.tasks import Style, TaskSource
-from selfcest_env.tasks.support import says_support, support_overlap
-from selfcest_env.types import Fault, Role, Task
+from selfcest_env.tasks.support import SUPPORT, says_support, support_overlap
+from selfcest_env.types import ROOT, Boundary, Fault, Role, Status, Task
 from selfcest_eval.play.config import StudyConfig
-from selfcest_eval.play.costs import WALL, costs_of
+from selfcest_eval.play.costs import WALL, check_costs, costs_of
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.instances import instances_of, source_of, source_spec
 from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
@@ -91,6 +92,7 @@ class Study:
 
     def __init__(self, config: StudyConfig) -> None:
         self.config = config
+        check_costs(config.costs)
         self.reward: Reward = make_reward(config.reward.name, **config.reward.options)
         self.sources: dict[tuple[str, str], TaskSource] = {}
         self.tasks: dict[tuple[str, str], list[Task]] = {}
@@ -400,7 +402,10 @@ class Study:
     def _make_result(self, item: EvalItem, cell: EvalCell, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
         # Episodes from the store were scored by another reward, perhaps with another answer key.
         unscored = [
-            replace(episode, task=item.instance.task, reward_terms=None, parts={}, by_turn={}) for episode in episodes
+            replace(
+                episode, task=_with_truth(episode.task, item.instance.task), reward_terms=None, parts={}, by_turn={}
+            )
+            for episode in episodes
         ]
         grades = [self.reward.grade(episode) for episode in unscored]
         scored = tuple(self.reward.score(episode, grade=grade) for episode, grade in zip(unscored, grades, strict=True))
@@ -515,11 +520,38 @@ class Study:
                 # of a clone.
                 Kernel(tasks[0], rules)
                 rules.protocol.open(rules.clone_brief(1, "", {}, 1))
+                if player.must_fit:
+                    _check_prompts_fit(tasks, rules)
         except ConfigError as error:
             place = f"strategies.{cell.strategy}, {cell.eval_set.family}"
             if cell.budget is not None:
                 place += f", budget {cell.budget}"
             raise ConfigError(f"{place}: {error}") from error
+
+
+def _with_truth(played: Task, task: Task) -> Task:
+    """Return the study's task with the prompt and the documents that an episode had.
+
+    A strategy may play other ones, such as some of the documents. The study's supporting documents do not apply then.
+    """
+    if (played.prompt, played.context) == (task.prompt, task.context):
+        return task
+    facts = {key: value for key, value in task.metadata.items() if key != SUPPORT}
+    return replace(task, prompt=played.prompt, context=played.context, metadata=facts)
+
+
+def _check_prompts_fit(tasks: Sequence[Task], rules: Rules) -> None:
+    """Raise `ConfigError` if the root's prompt of a task does not fit the limits."""
+    for task in tasks:
+        root = Kernel(task, rules).agents[ROOT]
+        if root.status is Status.PROMPT_TOO_LONG:
+            tokens = rules.counter.count(root.messages, Boundary.OPENING)
+            raise ConfigError(
+                f"the prompt of task {task.task_id} has {tokens} tokens, which do not fit limits.context_tokens = "
+                f"{rules.limits.context_tokens} and limits.total_tokens = {rules.limits.total_tokens}; leave its "
+                "family out of the strategy's families, or raise the limits up to the model's window, which the "
+                "model's option rope_factor scales"
+            )
 
 
 def protocol_texts(strategy: Strategy, context: PlayContext) -> list[list[str]]:

@@ -1,0 +1,117 @@
+"""The page about novels: its commands on a tiny model, two books and a few stories that are made in place."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
+from test_page_commands import PAGES, commands
+from test_prose import make_package, serialise
+from test_solve import Console, selfcest
+
+from selfcest_env.tasks import novels
+from selfcest_env.tasks.long_context import split_sentences
+from selfcest_env.tasks.room_stories import RoomStories
+from selfcest_eval.play.results import read_results
+
+__all__ = ["selfcest"]  # a fixture
+
+ROOT = Path(__file__).parents[2]
+SHORT = {"words": 40, "words_per_document": 30}
+VARIANTS = ("delegating", "memory", "full_reader")
+
+
+def make_overrides(paths: list[str], model: str) -> list[str]:
+    overrides = [f"{path}.{key}={value}" for path in paths for key, value in SHORT.items()]
+    return [*overrides, f"model.options.source={model}"]
+
+
+def write_inputs(folder: Path) -> str:
+    """Write the package, the official stories and the model, and return the model's folder."""
+    records = b""
+    for title in ("Emma", "Persuasion"):
+        sentences = [f"It was the day number {number} of that very long year." for number in range(40)]
+        content = serialise([title.upper(), "", *sentences])
+        records += struct.pack(">I", len(content)) + zlib.compress(content)
+    Path("novels.deb").write_bytes(make_package({"./x/janeaustenr/data/Rdata.rdb": records}))
+    lines = []
+    for task in RoomStories(2, 4, 8, stories=4).tasks():
+        statements = split_sentences(" ".join(task.context.values()))
+        facts = " ".join(str(fact + 1) for fact in json.loads(str(task.metadata["facts"])))
+        lines += [f"{number} {statement}" for number, statement in enumerate(statements, 1)]
+        lines.append(f"{len(statements) + 1} {task.prompt}\t{task.answer}\t{facts}")
+    stories = folder / "data" / "babi" / "tasks_1-20_v1-2" / "en" / "qa2_two-supporting-facts_test.txt"
+    stories.parent.mkdir(parents=True)
+    stories.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tokenizer = chat_tokenizer(CHATML, byte_level([PAGES["docs/novels.md"]], vocab_size=1000))
+    tiny_llama(tokenizer, positions=8192).save_pretrained("tiny")
+    tokenizer.save_pretrained("tiny")
+    return "tiny"
+
+
+@pytest.mark.slow
+def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bm25s")
+    monkeypatch.setenv("SELFCEST_DATA", str(tmp_path / "data"))
+    (tmp_path / "training").symlink_to(ROOT / "training")
+    model = write_inputs(tmp_path)
+    num_run = 0
+    for line in commands(PAGES["docs/novels.md"]):
+        program, *words = shlex.split(line)
+        if program == "pip":
+            continue
+        num_run += 1
+        if program == "python":
+            assert words[:2] == ["-m", novels.__name__]
+            assert novels.main([*words[2:], "--package", "novels.deb"]) == 0
+        elif words[0] == "train":
+            paths = [f"tasks.{name}.options" for name in ("short", "long", "whole")]
+            paths += [f"tasks.{name}.options.source" for name in ("steps_short", "steps_long")]
+            small = ["batch_tokens=4000", "pool_tokens=2000", "phases.0.tokens=2000"]
+            phases = [f"variants.{name}.warmstart.{change}" for name in VARIANTS for change in small]
+            others = ["seeds=[0]", "workers=1", "limits.context_tokens=8192", "micro_batch_tokens=8192"]
+            # The untrained model writes until it is cut, so one variant is evaluated, on one instance.
+            others += ["evaluation.episodes=1", "evaluation.eval_sets=[{family: short, size: x}]"]
+            others += ["tasks.stories.options.max_statements=8", "sampler.options.dtype=float32"]
+            selfcest(*words, *make_overrides(paths, model), *phases, *others)
+            assert (tmp_path / "runs" / "novels" / "full_reader" / "seed0" / "model" / "config.json").is_file()
+        else:
+            # The lengths of the page are replaced; the name and the strategies of the study are not.
+            words = [word for word in words if ".words" not in word]
+            paths = [f"tasks.{name}.options" for name in ("qa2_4k", "qa2_16k", "qa2_32k")]
+            costs = [f"costs.{name}.options.model={model}" for name in ("flops", "peak_memory")]
+            overrides = [word for word in make_overrides(paths, model) if not word.startswith("model.")]
+            if "strategies.full_reader_scaled=null" not in words:
+                scaled = "strategies.full_reader_scaled.policy.options.model.options"
+                overrides.append(f"{scaled}.source={model}")
+            selfcest(
+                *words, *overrides, *costs, "seeds=[0]", "episodes=1", "limits.turn_tokens=60", "limits.max_turns=1"
+            )
+            name = next((word.removeprefix("name=") for word in words if word.startswith("name=")), "novels_frontier")
+            results = list(read_results(tmp_path / "studies" / name / "results.jsonl"))
+            assert results
+            assert all(result.costs is None or result.costs["flops"] > 0 for result in results)
+            strategies = {result.place.strategy for result in results}
+            assert strategies == (
+                {"delegate", "memory_agent"} if "128k" in name else strategies | {"bm25", "full_reader"}
+            )
+    assert num_run == 6
+
+
+def test_the_page_has_no_number_that_the_configs_do_not_have() -> None:
+    text = PAGES["docs/novels.md"]
+    config = (ROOT / "training/configs/novels.yaml").read_text(encoding="utf-8")
+    frontier = (ROOT / "training/configs/novels_frontier.yaml").read_text(encoding="utf-8")
+    assert len(re.findall(r"tokens: 400000", config)) == len(VARIANTS)
+    assert "400,000 tokens each" in text
+    assert "context_tokens: 2048" in config
+    assert "episodes: 48" in frontier
+    assert "limit: 48" in frontier
+    assert "documents: 4" in frontier
+    assert len(text.split()) <= 700

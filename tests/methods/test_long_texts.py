@@ -1,0 +1,268 @@
+"""Strategies for texts longer than a context: a memory, a search, the documents with the facts, and one context."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_models import CHATML, chat_tokenizer, tiny_llama
+from rich.console import Console
+from study_players import HERMES, ScriptedPlayer
+
+from selfcest_agents.scripted import OracleActor
+from selfcest_cli.study import run_study
+from selfcest_env.errors import ConfigError
+from selfcest_env.rules import Rules
+from selfcest_env.tasks.long_context import Babilong
+from selfcest_env.tasks.memory import EMPTY_MEMORY, MemorySteps, MemoryTurn
+from selfcest_env.tasks.mixture import Mixture
+from selfcest_env.tasks.prose import Prose
+from selfcest_env.tasks.room_stories import RoomStories
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.types import Answer, Limits, Task
+from selfcest_env.views import Observation
+from selfcest_eval.play.config import StudyConfig, parse_study
+from selfcest_eval.play.costs import costs_of
+from selfcest_eval.play.model_costs import read_shape
+from selfcest_eval.play.results import read_results
+from selfcest_eval.play.strategies import Episodes, FullReader, Instance, PlayContext, Strategy
+from selfcest_eval.play.study import Study
+from selfcest_eval.report import study_report
+from selfcest_methods.memory_agent import MemoryAgent
+from selfcest_methods.retrieval import Bm25, Bm25Read, OracleDocuments, keep_documents
+
+WORDS = WordCounter()
+LIMITS = Limits(None, turn_tokens=400, reply_tokens=None, max_clones=None, max_clones_per_call=None)
+
+
+def make_source(folder: Path) -> Babilong:
+    folder.mkdir(exist_ok=True)
+    text = "\n\n".join(f"The day number {number} of the year was rather quiet." for number in range(200))
+    (folder / "year.txt").write_text(text, encoding="utf-8")
+    return Babilong(RoomStories(2, 6, 12, stories=6), Prose(str(folder)), words=300, words_per_document=60)
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A policy without mistakes, on the texts in a folder, as a plug-in."""
+
+    folder: str = ""
+    seeded: bool = False
+
+    def rules(self, limits: Limits) -> Rules:
+        return Rules(limits, HERMES, WORDS)
+
+    def fingerprint(self, seed: int) -> str:
+        return "expert"
+
+    def load(self, seed: int) -> ScriptedPlayer:
+        source = make_source(Path(self.folder))
+        actor = OracleActor(Mixture((MemorySteps(source), source)), HERMES)
+        return ScriptedPlayer(actor, self.rules, codec=None)
+
+
+def play(strategy: Strategy, source: Babilong, folder: Path, limits: Limits = LIMITS) -> list[tuple[Task, Episodes]]:
+    context = PlayContext(limits, 0.0, source, HERMES)
+    strategy.check(context)
+    tasks = source.tasks()
+    strategy.check_tasks(tasks, source)
+    player = Expert(str(folder)).load(0)
+    played = strategy.play([Instance(task, i) for i, task in enumerate(tasks)], context, player)
+    return list(zip(tasks, played, strict=True))
+
+
+# A memory
+
+
+def test_a_memory_reads_part_after_part(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    strategy = MemoryAgent()
+    for task, episodes in play(strategy, source, tmp_path):
+        texts = list(task.context.values())
+        assert len(episodes) == len(texts) + 1 > 5
+        memory = EMPTY_MEMORY
+        for index, episode in enumerate(episodes):
+            assert MemoryTurn.read(episode.task.prompt) == (task.prompt, memory, index == len(texts))
+            assert list(episode.task.context.values()) == texts[index : index + 1]
+            # The context has one part, however long the text is.
+            assert len(episode.agents) == len(episode.root.turns) == 1
+            memory = episode.answer or memory
+        assert episodes[strategy.choose(episodes, [])].answer == task.answer
+        costs = costs_of(episodes, 1.0, in_series=strategy.ran_in_series(episodes))
+        assert costs is not None
+        assert costs["critical_path_tokens"] == costs["generated_tokens"]
+        assert costs["peak_context"] < 200
+
+
+def test_a_memory_stays_within_its_budget_and_forgets_nothing_by_a_fault(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    for budget in (150, 600, 1200):
+        for _, episodes in play(MemoryAgent(), source, tmp_path, replace(LIMITS, total_tokens=budget, reply_tokens=64)):
+            assert sum(episode.cost.total_tokens for episode in episodes) <= budget
+
+    @dataclass(frozen=True)
+    class FailsAtSecond:
+        def act(self, observation: Observation, rng: object) -> str:
+            turn = MemoryTurn.read(observation.brief.text)
+            assert turn is not None
+            if "part 2" in observation.brief.documents:
+                return "I do not know."
+            return HERMES.render(Answer(f"{turn.memory} and {next(iter(observation.brief.documents), 'the end')}"))
+
+    player = ScriptedPlayer(FailsAtSecond(), partial(Rules, protocol=HERMES, counter=WORDS), codec=None)
+    task = Task("t", "Where?", "x", "own", context={f"part {n}": "Text." for n in (1, 2, 3)})
+    context = PlayContext(replace(LIMITS, max_turns=1), 0.0, source, HERMES)
+    (episodes,) = MemoryAgent().play([Instance(task, 0)], context, player)
+    assert episodes[-1].answer == "nothing and part 1 and part 3 and the end"
+
+
+# A search
+
+STORY = {
+    "part 1": "It rained. Nobody was there.",
+    "part 2": "Clara got the lamp there. Tuesday was windy.",
+    "part 3": "Boris moved to the garden. The lamps of the street were lit.",
+    "part 4": "Clara journeyed to the office. It was late.",
+    "part 5": "The sea was calm.",
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [
+        (Bm25(documents=1), ["part 2"]),
+        (Bm25(documents=2), ["part 1", "part 2"]),  # no other part has a word of the question
+        (Bm25(documents=2, hops=2), ["part 2", "part 4"]),
+        (Bm25(documents=9, hops=2), list(STORY)),
+        (Bm25Read(documents=2, hops=2), ["part 2", "part 4"]),
+        (OracleDocuments(), ["part 2", "part 4"]),
+    ],
+)
+def test_what_a_search_finds(strategy: Any, kept: list[str]) -> None:
+    if not isinstance(strategy, OracleDocuments):
+        pytest.importorskip("bm25s")
+    support = json.dumps(["part 4", "part 2"])
+    task = Task("t", "Where is the lamp?", "office", "own", context=STORY, metadata={"support": support})
+    assert sorted(strategy.choose_documents(task)) == kept
+    short = keep_documents(task, kept)
+    assert dict(short.context) == {f"part {i}": STORY[key] for i, key in enumerate(kept, 1)}
+
+
+def test_documents_with_titles_keep_them() -> None:
+    task = Task("t", "?", "x", "own", context={"Ulm": "A town.", "Rhine": "A river.", "part 1": "A part."})
+    assert dict(keep_documents(task, ["Rhine", "part 1"]).context) == {"Rhine": "A river.", "part 1": "A part."}
+
+
+def test_the_oracle_needs_to_know_the_facts() -> None:
+    task = Task("t", "?", "x", "own")
+    with pytest.raises(ConfigError, match="task t of RoomStories does not say which documents it needs; name only"):
+        OracleDocuments().check_tasks([task], RoomStories())
+
+
+def test_the_documents_with_the_facts_are_enough(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    for task, (episode,) in play(OracleDocuments(), source, tmp_path):
+        assert episode.answer == task.answer
+        assert 1 <= len(episode.agents) - 1 <= 2
+        assert [clone.shared_context for clone in episode.agents[1:]] == [("part 1",), ("part 2",)][
+            : len(episode.agents) - 1
+        ]
+
+
+# A study with all of them
+
+
+def make_study(tmp_path: Path, **changes: Any) -> StudyConfig:
+    make_source(tmp_path / "books")
+    model = tmp_path / "model"
+    if not model.exists():
+        tokenizer = chat_tokenizer(CHATML)
+        tiny_llama(tokenizer).save_pretrained(model)
+        tokenizer.save_pretrained(model)
+    data = {
+        "name": "s",
+        "output": str(tmp_path),
+        "episodes": 4,
+        "resamples": 100,
+        "limits": {
+            "total_tokens": None,
+            "context_tokens": 3000,
+            "turn_tokens": 500,
+            "reply_tokens": 64,
+            "max_clones": None,
+            "max_clones_per_call": None,
+        },
+        "policy": {"name": "test_long_texts:Expert", "options": {"folder": str(tmp_path / "books")}},
+        "strategies": {"delegate": {}, "memory_agent": {}, "oracle_documents": {}, "full_reader": {}},
+        "tasks": {
+            "novel": {
+                "name": "babilong",
+                "options": {
+                    "source": {"name": "room_stories", "max_statements": 12, "stories": 4},
+                    "filler": {"path": str(tmp_path / "books")},
+                    "words": 300,
+                    "words_per_document": 60,
+                },
+            }
+        },
+        "costs": {
+            "flops": {"name": "flops", "options": {"model": str(model)}},
+            "memory": {"name": "peak_memory", "options": {"model": str(model)}},
+        },
+        "compared": ["total_tokens", "critical_path_tokens", "flops", "memory", "wall_seconds"],
+    }
+    return parse_study({**data, **changes})
+
+
+def test_a_study_compares_operations_memory_and_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_report, "draw_frontiers", lambda *_: None)  # half a second each
+    config = make_study(tmp_path)
+    folder = run_study(config, resume=False, command="selfcest evaluate", console=Console(quiet=True))
+    results = list(read_results(folder / "results.jsonl", whole=True))
+    assert len(results) == 16
+    shape = read_shape(str(tmp_path / "model"))
+    for result in results:
+        assert result.grade.correct
+        assert result.costs is not None
+        assert result.costs["wall_seconds"] > 0
+        if result.place.strategy == "full_reader":
+            tokens = int(result.costs["total_tokens"])
+            assert result.costs["flops"] == shape.flops(0, tokens)
+            assert result.costs["memory"] == 4 * (shape.weights + shape.cached_numbers * tokens)
+            assert result.support is None or result.support.recall == 1
+        else:
+            # The documents that a strategy played are in its records.
+            assert all(episode.task.metadata["base"] == "room_stories" for episode in result.episodes)
+        if result.place.strategy == "memory_agent":
+            assert len(result.episodes) > 5
+            assert all(len(episode.task.context) <= 1 for episode in result.episodes)
+    report = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| strategies | total tokens | critical path tokens | flops | memory | wall-clock seconds" in report
+    assert re.search(r"delegate against memory_agent: .* flops x.*, memory x.*, wall-clock seconds .* x", report)
+    assert "nan" not in report
+
+
+def test_a_text_above_the_window_is_refused_for_the_full_reader(tmp_path: Path) -> None:
+    limits = {"total_tokens": None, "context_tokens": 300, "turn_tokens": 200}
+    with pytest.raises(ConfigError) as error:
+        Study(make_study(tmp_path, limits=limits))
+    message = (
+        r"strategies\.full_reader, novel: the prompt of task \w+ has \d+ tokens, which do not fit limits\.context_"
+        r"tokens = 300 and limits\.total_tokens = None; leave its family out"
+    )
+    assert re.match(message, str(error.value))
+    # Without that strategy the others may be played.
+    Study(make_study(tmp_path, limits=limits, strategies={"monolithic": {}, "memory_agent": {}}))
+    assert FullReader.must_fit
+
+
+def test_costs_of_a_model_that_is_not_there_are_refused_before_any_work(tmp_path: Path) -> None:
+    costs = {"flops": {"name": "flops", "options": {"model": "nowhere"}}}
+    config = make_study(tmp_path, costs=costs, compared=["flops"])
+    with pytest.raises(ConfigError, match=r"^costs\.flops\.options: there is no folder nowhere; expected a model"):
+        Study(config)

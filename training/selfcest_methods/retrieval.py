@@ -1,0 +1,159 @@
+"""`bm25`, `bm25_read` and `oracle_documents` choose some of a task's documents, and the policy works with these alone.
+
+Source: BM25 (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009), by the library bm25s (Lù, arXiv
+2407.03618). With two hops, names next to the question's words in the documents of the first search are searched for
+in a second one, as in multi-hop retrieval (e.g. arXiv 2009.12756, with learned queries). Details: docs/methods.md.
+
+Expected effect: few tokens at any length, and a low accuracy where a fact shares no word with the question.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from selfcest_agents.player import Player
+from selfcest_env.errors import ConfigError, install_hint
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.structure import Checked, Count
+from selfcest_env.tasks import TaskSource
+from selfcest_env.tasks.support import gold_support, says_support
+from selfcest_env.types import Limits, Task
+from selfcest_eval.play.strategies import DelegatingStrategy, Instance, Monolithic, PlayContext, Strategy
+
+_NUMBERED_PART = re.compile(r"part [0-9]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?]) +")
+_NAME = re.compile(r"\b[A-Z][a-z]+\b")
+
+
+@dataclass(frozen=True)
+class _ChosenDocuments(Strategy):
+    """The base of strategies that play a task with some of its documents."""
+
+    def choose_documents(self, task: Task) -> Collection[str]:
+        """Return the keys of the documents to keep."""
+        raise NotImplementedError(f"{type(self).__name__} has no choose_documents(task)")
+
+    def play_once(
+        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, context: PlayContext, player: Player
+    ) -> list[EpisodeRecord]:
+        chosen: list[Instance] = []
+        for instance in instances:
+            task = keep_documents(instance.task, self.choose_documents(instance.task))
+            chosen.append(replace(instance, task=task))
+        return super().play_once(chosen, limits, sample, context, player)
+
+
+def keep_documents(task: Task, keys: Collection[str]) -> Task:
+    """Return the task with these documents, in the order of the task.
+
+    Numbered parts are numbered again from 1, so that a short text looks like any other short text.
+    """
+    documents = [(key, text) for key, text in task.context.items() if key in keys]
+    if all(_NUMBERED_PART.fullmatch(key) for key, _ in documents):
+        documents = [(f"part {number}", text) for number, (_, text) in enumerate(documents, 1)]
+    return replace(task, context=dict(documents))
+
+
+@dataclass(frozen=True)
+class _Bm25Options(_ChosenDocuments, Checked):
+    """The options of a search by BM25 for the words of the task's prompt.
+
+    Attributes:
+        documents: number of documents to keep.
+        hops: number of searches. With 2, the first half of the documents are the best of the first search, and the
+            others the best of a search for names that stand in these beside words of the prompt.
+    """
+
+    documents: Count = 4
+    hops: Literal[1, 2] = 1
+
+    def check(self, context: PlayContext) -> None:
+        super().check(context)
+        if importlib.util.find_spec("bm25s") is None:
+            raise ConfigError(f"the strategy needs the package bm25s; run: {install_hint('retrieval')}")
+
+    def choose_documents(self, task: Task) -> Collection[str]:
+        keys = list(task.context)
+        if len(keys) <= self.documents:
+            return keys
+        search = _Search(list(task.context.values()))
+        words = search.tokenize(task.prompt)
+        ranking = search.rank(words)
+        if self.hops == 2:
+            # The first search gets the odd document.
+            best = ranking[: (self.documents + 1) // 2]
+            names = search.find_names(best, words)
+            if names:
+                ranking = list(dict.fromkeys((*best, *search.rank(names))))
+        return [keys[index] for index in ranking[: self.documents]]
+
+
+@dataclass(frozen=True)
+class Bm25(_Bm25Options, DelegatingStrategy):
+    """The policy may delegate the documents that BM25 finds, as it delegates those of a short text."""
+
+
+@dataclass(frozen=True)
+class Bm25Read(_Bm25Options, Monolithic):
+    """The root sees the full text of the documents that BM25 finds, as in retrieval-augmented generation."""
+
+
+@dataclass(frozen=True)
+class OracleDocuments(_ChosenDocuments, DelegatingStrategy):
+    """The policy may delegate the documents with the supporting facts: an upper bound for every search."""
+
+    oracle: ClassVar[bool] = True
+
+    def choose_documents(self, task: Task) -> Collection[str]:
+        return gold_support(task)
+
+    def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
+        for task in tasks:
+            if not says_support(task):
+                raise ConfigError(
+                    f"task {task.task_id} of {type(source).__name__} does not say which documents it needs; name only "
+                    "families whose tasks have the metadata key support in the strategy's families"
+                )
+
+
+class _Search:
+    """The documents of a task, indexed by bm25s with its default constants (k1 1.5, b 0.75).
+
+    Args:
+        texts: texts of the documents.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        # Not imported above, because the package is an extra.
+        self._library: Any = importlib.import_module("bm25s")
+        self._texts = texts
+        self._index = self._library.BM25()
+        self._index.index([self.tokenize(text) for text in texts], show_progress=False)
+
+    def tokenize(self, text: str) -> list[str]:
+        """Return the words of a text in small letters, without stop words."""
+        # The longer list of stop words: the shorter one keeps "where".
+        (words,) = self._library.tokenize([text], stopwords="en_plus", return_ids=False, show_progress=False)
+        return list(words)
+
+    def rank(self, words: Sequence[str]) -> list[int]:
+        """Return the indices of all documents, the best first; equally good ones in their order."""
+        if not words:
+            return list(range(len(self._texts)))
+        scores = self._index.get_scores(list(words))
+        return sorted(range(len(self._texts)), key=lambda index: (-float(scores[index]), index))
+
+    def find_names(self, indices: Sequence[int], words: Sequence[str]) -> list[str]:
+        """Return the names in sentences of these documents that have one of the words, in the form of `tokenize`."""
+        names: dict[str, None] = {}
+        for index in indices:
+            for sentence in _SENTENCE_END.split(self._texts[index]):
+                if not set(words).isdisjoint(self.tokenize(sentence)):
+                    # `tokenize` drops capitalised stop words, such as the first word of a sentence.
+                    names |= dict.fromkeys(self.tokenize(" ".join(_NAME.findall(sentence))))
+        return [name for name in names if name not in words]
