@@ -74,7 +74,7 @@ class DelegationEnv(vf.Env[DelegationEnvConfig]):  # type: ignore[misc]
             tokenizer = client.renderer_model_name or model
         if tokenizer not in self._rules:
             self._rules[tokenizer] = await asyncio.to_thread(self._make_rules, tokenizer)
-        episode = _Episode(Kernel(task.game, self._rules[tokenizer]), agents, task, trains=tokenizer is not None)
+        episode = _TracedEpisode(Kernel(task.game, self._rules[tokenizer]), agents, task, trains=tokenizer is not None)
         generations = await play_episode(episode.kernel, episode.open_agent)
         root_trace = episode.traces[ROOT]
         record = build_record(episode.kernel, generations, episode_id=root_trace.id, seed=0)
@@ -117,7 +117,7 @@ def _load_codec(tokenizer: str) -> Any:
     return ChatCodec(load_tokenizer(tokenizer))
 
 
-class _Episode:
+class _TracedEpisode:
     """State of one episode.
 
     Attributes:
