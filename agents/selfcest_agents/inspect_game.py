@@ -1,4 +1,4 @@
-"""The game as a task of Inspect: `inspect eval selfcest/delegation` plays it with any model, under the ledger."""
+"""The game as a task of Inspect, which plays it with any model under the ledger. docs/export.md has the commands."""
 
 from __future__ import annotations
 

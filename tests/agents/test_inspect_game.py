@@ -24,7 +24,7 @@ if find_spec("inspect_ai") is not None:
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
     from random_texts import random_text
 
-    from selfcest_agents.inspect_game import delegation, read_record
+    from selfcest_agents.inspect_game import read_record
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,6 +34,7 @@ pytestmark = [
 ]
 EPISODES = int(os.environ.get("SELFCEST_INSPECT_EPISODES", "40"))
 PER_TASK = 5
+TASK = Path(__file__).parents[2] / "agents" / "selfcest_agents" / "inspect_game.py"
 CHARS = 4  # of a token of the scripted model
 
 
@@ -59,9 +60,10 @@ class ScriptedModel:
 
 def play(model: ScriptedModel, folder: Path, limits: dict[str, Any], tasks: int = 1) -> list[EvalSample]:
     """Play tasks with Inspect's `eval`, and return the samples of the log that it has written."""
-    task = delegation(source_options={"phrasing": "plain"}, num_tasks=tasks, limits=limits, counter="words")
+    options = {"source_options": {"phrasing": "plain"}, "num_tasks": tasks, "limits": limits, "counter": "words"}
     mock = get_model("mockllm/model", custom_outputs=model)
-    (log,) = inspect_ai.eval(task, model=mock, log_dir=str(folder), display="none")
+    # Inspect loads the file by its path, as `inspect eval` does.
+    (log,) = inspect_ai.eval(f"{TASK}@delegation", task_args=options, model=mock, log_dir=str(folder), display="none")
     assert log.status == "success", log.error
     return list(read_eval_log(log.location).samples or [])
 

@@ -73,7 +73,7 @@ NOT_RUN = {
     "pip install -e '.[train,trl]'": INSTALLS,
     "pip install -e '.[verifiers]'": INSTALLS,
     "pip install -e '.[inspect]' openai": INSTALLS,
-    "inspect eval selfcest/delegation -T source=arithmetic -T num_tasks=20 --model openai/NAME": OF_ONES_OWN,
+    "inspect eval agents/selfcest_agents/inspect_game.py@delegation -T num_tasks=20 --model openai/NAME": OF_ONES_OWN,
     "python3.11 -m venv .venv-inspect": OWN_ENVIRONMENT,
     ".venv-inspect/bin/pip install --no-deps --require-hashes -r requirements/inspect.txt": OWN_ENVIRONMENT,
     '.venv-inspect/bin/python -m pytest -m "" -s tests/agents/test_inspect_game.py': OWN_ENVIRONMENT,
