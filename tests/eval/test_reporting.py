@@ -412,7 +412,7 @@ def test_no_name_and_no_text_becomes_a_part_of_the_page(tmp_path: Path) -> None:
     html = (tmp_path / "r.html").read_text(encoding="utf-8")
     [shown] = data_of(html)["sources"]
     assert shown["rows"][0]["family"] == HOSTILE
-    assert shown["failures"][0] == HOSTILE
+    assert HOSTILE in shown["failures"]
     assert shown["pathologies"][0]["worst"]["file"] == HOSTILE[:5], "no place of this machine"
     assert shown["pathologies"][0]["worst"]["href"] == (
         "r_trace.html#%3C%2Fscript%3E%3Cscript%3Ealert%281%29%3C%2Fscript%3E/root.0/0"

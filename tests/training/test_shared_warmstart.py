@@ -20,7 +20,7 @@ from test_job import config, play, rows, weights
 
 from selfcest_eval.report.figures import draw_learning_curves
 from selfcest_eval.report.jobs import read_jobs
-from selfcest_eval.report.learning import average_ends, compute_return_curves, describe_returns, write_learning_csv
+from selfcest_eval.report.learning import compute_return_curves, describe_returns, write_learning_csv
 from selfcest_training.config import EvalSet, EvaluationConfig, RunConfig
 from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.run import experiment
@@ -263,12 +263,12 @@ def test_curves_by_hand(tmp_path: Path) -> None:
     assert (tmp_path / "c.png").stat().st_size > 1000
 
 
-def test_the_first_and_the_last_tenth_are_means_over_several_bins(tmp_path: Path) -> None:
+def test_the_first_and_the_last_tenth_are_means_over_steps(tmp_path: Path) -> None:
     spec = config(tmp_path)
-    write_metrics(spec.folder / "delegating" / "seed0", [(float(step), 10, 0) for step in range(20)])
+    write_metrics(spec.folder / "delegating" / "seed0", [(float(step), 10, 0) for step in range(90)])
     (curve,) = compute_return_curves(read_jobs(spec))
-    first, last = average_ends(curve)
-    assert (first.mean, last.mean) == (0.5, 18.5)
+    assert (curve.first.mean, curve.last.mean) == (4.0, 85.0), "0 to 8, and 81 to 89"
+    assert [len(curve.bins), curve.bins[0].step, curve.bins[-1].step] == [45, 0.5, 88.5], "two steps in every bin"
 
 
 def test_a_job_that_sampled_nothing_has_no_share_of_replays(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from selfcest_eval.report.sources import load_folder_config, read_sources
 from selfcest_eval.report.verdict import report_on
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import lock_folder
-from selfcest_training.run.display import print_report
+from selfcest_training.run.display import print_report, print_text
 
 
 def report_folder(folder: Path, console: Console) -> None:
@@ -52,5 +52,4 @@ def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
         lines += [f"warning: {line}" for line in report.failures]
         lines += [f"{answer.question}: {answer.text}" for answer in report.answers]
     lines.append(f"written to {out}, with {len(written) - 1} files beside it")
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, "\n".join(lines))

@@ -21,6 +21,7 @@ from selfcest_training.config_file import dump_config, find_shipped_config
 from selfcest_training.faults import SignalExit, log_faults
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import lock_folder
+from selfcest_training.run.display import print_text
 from selfcest_training.session import SESSIONS, record_session
 
 RESUME_HINT = "the same command with --resume plays the missing results"
@@ -95,7 +96,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     """
     source = read_study(config, crossed=crossed, for_page=False)
     shown, text = write_report(source, notes)
-    console.print(shown, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, shown)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text
 

@@ -311,6 +311,7 @@ function show() {
     if (isNew || shown.episode.agents.length > MOST_ROWS) drawCredit();
   }
   markTurn(turned);
+  shown.moved = true;
   drawTree();
   drawTimeline();
   drawLedger();

@@ -132,10 +132,14 @@ function generatedText(turn) {
   );
 }
 
+const isFramed = window !== window.top;
+
 /** Mark the shown turn and scroll to it, but not to the first turn of a newly shown agent, whose facts are above it. */
 function markTurn(turned) {
   for (const block of $("turns").querySelectorAll(".exchange"))
     block.classList.toggle("chosen", block.id === `turn-${shown.turn}`);
+  // In a frame the browser would scroll the page around it as well, so its first place is not scrolled to.
+  if (isFramed && !shown.moved) return;
   if (shown.turn || !turned) $(`turn-${shown.turn}`)?.scrollIntoView({ block: "nearest" });
 }
 

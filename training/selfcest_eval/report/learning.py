@@ -84,6 +84,8 @@ class MetricCurve:
         variant, stage, metric: the stage is `warmstart`, `probe` or `rl`.
         seeds: seeds that have logged the metric, in the order of `CurveBin.seeds`.
         bins: bins in order. One that some seed has not reached is left out, so every mean is over the same seeds.
+        first, last: means over the first and the last tenth of the steps that every seed has reached, with intervals
+            over seeds.
     """
 
     variant: str
@@ -91,6 +93,8 @@ class MetricCurve:
     metric: str
     seeds: tuple[int, ...]
     bins: tuple[CurveBin, ...]
+    first: Estimate
+    last: Estimate
 
 
 def compute_learning_curves(jobs: Sequence[JobLog], stage: str = "rl") -> list[MetricCurve]:
@@ -104,9 +108,11 @@ def compute_learning_curves(jobs: Sequence[JobLog], stage: str = "rl") -> list[M
                     for metric in row:
                         rows_by_metric.setdefault(metric, {}).setdefault(job.seed, []).append(row)
         for metric, rows_by_seed in rows_by_metric.items():
-            bins = _make_bins(metric, list(rows_by_seed.values())) if metric not in _KEYS else []
+            rows_of_seeds = list(rows_by_seed.values())
+            bins = _make_bins(metric, rows_of_seeds) if metric not in _KEYS else []
             if bins:
-                curves.append(MetricCurve(variant, stage, metric, tuple(rows_by_seed), tuple(bins)))
+                ends = _average_ends(metric, rows_of_seeds)
+                curves.append(MetricCurve(variant, stage, metric, tuple(rows_by_seed), tuple(bins), *ends))
     return curves
 
 
@@ -126,10 +132,12 @@ def _select_stage(rows: Sequence[Metrics], stage: str) -> Iterator[Metrics]:
 
 
 def _make_bins(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> list[CurveBin]:
-    """Return the bins of steps that every seed has reached."""
+    """Return the bins of steps that every seed has reached. All have the same number of steps, except the last one."""
     steps = sorted({row["step"] for row in chain.from_iterable(rows_of_seeds)})
+    width = -(-len(steps) // MAX_BINS)
     bins = []
-    for part in np.array_split(steps, min(MAX_BINS, len(steps))):
+    for start in range(0, len(steps), width):
+        part = steps[start : start + width]
         inside = [[row for row in rows if part[0] <= row["step"] <= part[-1]] for rows in rows_of_seeds]
         if all(inside):
             means = tuple(float(np.mean([row[metric] for row in rows])) for rows in inside)
@@ -140,27 +148,30 @@ def _make_bins(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> list[
     return bins
 
 
-def average_ends(curve: MetricCurve) -> tuple[Estimate, Estimate]:
-    """Return the means over the first and the last tenth of the bins, with intervals over seeds."""
-    tenth = max(1, len(curve.bins) // 10)
-    estimates = []
-    for bins in (curve.bins[:tenth], curve.bins[-tenth:]):
-        values_by_seed = zip(*(curve_bin.seeds for curve_bin in bins), strict=True)
-        estimates.append(over_seeds([float(np.mean(values)) for values in values_by_seed]))
-    return estimates[0], estimates[1]
+def _average_ends(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> tuple[Estimate, Estimate]:
+    """Return the means over the first and the last tenth of the steps that every seed has reached."""
+    reached = min(rows[-1]["step"] for rows in rows_of_seeds)
+    firsts = []
+    lasts = []
+    for rows in rows_of_seeds:
+        # A seed that began later than another one ended keeps all of its steps.
+        values = [row[metric] for row in rows if row["step"] <= reached] or [row[metric] for row in rows]
+        tenth = max(1, len(values) // 10)
+        firsts.append(float(np.mean(values[:tenth])))
+        lasts.append(float(np.mean(values[-tenth:])))
+    return over_seeds(firsts), over_seeds(lasts)
 
 
 def describe_returns(jobs: Sequence[JobLog]) -> list[str]:
     """Describe how the return of each variant changed in RL, and the share of its tokens that replays took."""
     lines = []
     for curve in compute_return_curves(jobs):
-        first, last = average_ends(curve)
         jobs_of_variant = [job for job in jobs if job.variant == curve.variant and job.rl_rows]
         steps = np.mean([len(job.rl_rows) for job in jobs_of_variant])
         replay_share = np.mean([job.replay_share for job in jobs_of_variant])
         lines.append(
-            f"{curve.variant}: return {first} over the first tenth of its steps, {last} over the last; {steps:.0f} "
-            f"steps, {replay_share:.0%} of its tokens in replays"
+            f"{curve.variant}: return {curve.first} over the first tenth of its steps, {curve.last} over the last; "
+            f"{steps:.0f} steps, {replay_share:.0%} of its tokens in replays"
         )
     return lines
 

@@ -184,8 +184,8 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
         jobs=jobs,
         pathologies=_pathologies_of_run(configs, counter, {*variants, *before.values()}) if for_page else {},
         warnings=[
-            *notes,
             *describe_failed_warm_starts(jobs, config.compute_tokens),
+            *notes,
             *describe_restarts(jobs),
             *format_server_counts(counts),
         ],

@@ -18,7 +18,7 @@ from selfcest_eval.report.findings import PairedComparison, ReportRows, analyze,
 from selfcest_eval.report.settings import AnalysisSettings, describe_setup
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.tables import format_markdown_table, interval_fields, interval_heads, write_csv
-from selfcest_eval.report.verdict import describe_run, describe_study, describe_warnings
+from selfcest_eval.report.verdict import describe_headline, describe_run, describe_study, describe_warnings
 from selfcest_eval.stats.decision import average_outcomes
 from selfcest_eval.stats.decision_table import DECISIONS_MEANING, FamilyDecisions
 from selfcest_eval.stats.frontier import PerfectExecution, Point
@@ -373,6 +373,8 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
         draw_frontiers(rows, settings.labels, cost, [folder / plot_name(cost)])
     lines = [f"warning: {line}" for line in warnings]
     if comparisons:
+        if settings.compared:
+            lines.insert(0, describe_headline(comparisons, settings))
         lines.append(verdict)
     lines.append(format_overview(rows.of_families, settings, variants))
     return "\n".join(lines), text

@@ -17,7 +17,7 @@ from selfcest_eval.report.findings import (
     mean_regret,
     measure_accuracy_by_shift,
 )
-from selfcest_eval.report.learning import MetricCurve, average_ends, compute_learning_curves
+from selfcest_eval.report.learning import MetricCurve, compute_learning_curves
 from selfcest_eval.report.settings import AnalysisSettings, describe_sizes_of_cells
 from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.frontier import Verdict
@@ -51,9 +51,24 @@ _RUN_COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_
 def describe_warnings(findings: Findings, settings: AnalysisSettings) -> list[str]:
     """Return the warnings that qualify every comparison, one per line."""
     names = settings.labels
-    lines = [words.describe_unplayed(item, names) for item in findings.unplayed]
-    lines += [words.describe_weak_baseline(row, names) for row in findings.weak_baselines]
+    # What was not learned comes first, since it can explain everything else.
+    lines = [words.describe_weak_baseline(row, names) for row in findings.weak_baselines]
+    lines += [words.describe_unplayed(item, names) for item in findings.unplayed]
     return lines + words.describe_failing_cells(findings.cheap_failures, names)
+
+
+def describe_headline(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
+    """Return one sentence: in how many comparisons the subjects are ahead at the first cost that is compared."""
+    cost = settings.compared[0]
+    verdicts = [item.over[cost].verdict for item in comparisons]
+    subjects = dict.fromkeys(words.quote_name(settings.labels[item.subject]) for item in comparisons)
+    num_ahead = sum(verdict is Verdict.AHEAD for verdict in verdicts)
+    num_behind = sum(verdict is Verdict.BEHIND for verdict in verdicts)
+    return (
+        f"{words.join_with_and(list(subjects))} {'is' if len(subjects) == 1 else 'are'} ahead at equal "
+        f"{cost_name(cost)} in {num_ahead} of {len(verdicts)} comparisons, behind in {num_behind}, and neither in "
+        f"{len(verdicts) - num_ahead - num_behind}."
+    )
 
 
 def describe_study(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
@@ -61,8 +76,8 @@ def describe_study(comparisons: Sequence[PairedComparison], settings: AnalysisSe
 
     The last line has the ratios of the subject's costs to those of the others, where both are equally accurate.
     """
-    subjects = dict.fromkeys(settings.labels[item.subject] for item in comparisons)
-    strategies = dict.fromkeys(settings.labels[item.strategy] for item in comparisons)
+    subjects = dict.fromkeys(words.quote_name(settings.labels[item.subject]) for item in comparisons)
+    strategies = dict.fromkeys(words.quote_name(settings.labels[item.strategy]) for item in comparisons)
     cells = dict.fromkeys(item.curves.name for item in comparisons)
     lines = [
         f"{', '.join(subjects)} against {', '.join(strategies)}, at equal cost, on {len(cells)} cells: "
@@ -102,9 +117,9 @@ def describe_run(source: Source, findings: Findings, comparisons: Sequence[Paire
     for strategy in source.final:
         for row in (*findings.weak_baselines, *findings.unsolved_variants):
             if row.strategy == strategy:
-                unsolved.append(f"{strategy} {row.accuracy.mean:.2f} on {row.curves.name}")
+                unsolved.append(f"{words.quote_name(strategy)} {row.accuracy.mean:.2f} on {row.curves.name}")
     if unsolved:
-        lines.append(f"not learned: {'; '.join(unsolved)}")
+        lines.insert(0, f"not learned: {'; '.join(unsolved)}")
     else:
         lines.append("every variant solves the smallest sizes it plays")
     return "\n".join(lines)
@@ -125,7 +140,8 @@ def _describe_equal_accuracy(source: Source, comparisons: Sequence[PairedCompari
             if ratios:
                 costs.append(f"{cost_name(cost)} {words.format_ratio(float(np.mean(ratios)))}")
         where = f"on the {len(pairs)} of {len(items)} sizes on which both are as accurate"
-        lines.append(f"{subject} over {strategy}, {where}: {', '.join(costs) or 'no cost can be compared'}")
+        names = f"{words.quote_name(subject)} over {words.quote_name(strategy)}"
+        lines.append(f"{names}, {where}: {', '.join(costs) or 'no cost can be compared'}")
     return lines
 
 
@@ -191,9 +207,10 @@ def report_on(source: Source) -> SourceReport:
 
 def _list_failures(source: Source, findings: Findings, names: Mapping[str, str]) -> list[str]:
     """Return warnings, policies that have not learned, and common pathologies."""
-    lines = [*source.warnings, *(words.describe_weak_baseline(row, names) for row in findings.weak_baselines)]
-    lines += [words.describe_unplayed(item, names) for item in findings.unplayed]
+    lines = [words.describe_weak_baseline(row, names) for row in findings.weak_baselines]
     lines += [words.describe_unsolved(row, names) for row in findings.unsolved_variants]
+    lines += source.warnings
+    lines += [words.describe_unplayed(item, names) for item in findings.unplayed]
     not_compared = {*source.before.values(), *source.settings.aside}
     failing = dict.fromkeys(failure.strategy for failure in findings.cheap_failures)
     lines += [words.describe_cheap_failure(strategy, names) for strategy in failing if strategy not in not_compared]
@@ -215,8 +232,8 @@ def _describe_learning(
     for curve in curves:
         if curve.metric != "return":
             continue
-        first, last = average_ends(curve)
-        lines.append(f"the return of {curve.variant} in training went from {first.mean:.2f} to {last.mean:.2f}")
+        ends = f"{curve.first.mean:.2f} to {curve.last.mean:.2f}"
+        lines.append(f"the return of {curve.variant} in training went from {ends}")
     return words.join_clauses(lines) or "Nothing has been evaluated yet."
 
 

@@ -118,7 +118,7 @@ def describe_family_accuracies(accuracies: Sequence[VariantAccuracy], *, has_bey
     texts = []
     for accuracy in accuracies:
         means = [mean for mean in (accuracy.by_shift.trained, accuracy.by_shift.beyond) if mean is not None]
-        texts.append(f"{accuracy.strategy} " + ", ".join(f"{mean:.2f}" for mean in means))
+        texts.append(f"{quote_name(accuracy.strategy)} " + ", ".join(f"{mean:.2f}" for mean in means))
     apart = " in and out of distribution" if has_beyond else ""
     return f"{accuracies[0].family}, accuracy{apart}: {'; '.join(texts)}"
 
@@ -269,6 +269,11 @@ def explain_incomparable(pair: PointComparison, min_difference: float) -> str:
 
 
 # Grammar
+
+
+def quote_name(name: str) -> str:
+    """Return a name in quotes if it has a comma, which would end it in a list."""
+    return f'"{name}"' if "," in name else name
 
 
 def join_with_and(words: Sequence[str]) -> str:

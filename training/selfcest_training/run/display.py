@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from types import TracebackType
 
 from rich.console import Console
@@ -57,13 +59,13 @@ class Display:
         headline = format_headline(run)
         if headline != self._headline:
             self._headline = headline
-            _print(self._console, headline)
+            print_text(self._console, headline)
         for job in run.jobs:
             tenths = math.floor(10 * (job.share or 0))
             probe_accuracy = job.accuracy if job.stage == "warm start" else None
             values = (job.stage, tenths, probe_accuracy)
             if job.stage != WAITING and self._printed.get(job.job) != values:
-                _print(self._console, format_job_line(job))
+                print_text(self._console, format_job_line(job))
             self._printed[job.job] = values
 
 
@@ -72,9 +74,9 @@ def print_status(run: RunStatus, console: Console) -> None:
     if console.is_terminal:
         console.print(build_table(run, console.width))
         return
-    _print(console, format_headline(run))
+    print_text(console, format_headline(run))
     for job in run.jobs:
-        _print(console, format_job_line(job))
+        print_text(console, format_job_line(job))
 
 
 def format_headline(run: RunStatus) -> str:
@@ -140,12 +142,39 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d} h"
 
 
-def _print(console: Console, text: str) -> None:
+def print_text(console: Console, text: str) -> None:
+    """Print lines; a terminal gets lines that break between words, and rows of tables that break between columns."""
+    if console.is_terminal:
+        text = "\n".join(_wrap_line(line, console.width) for line in text.split("\n"))
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _wrap_line(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    columns = re.split(" {2,}", line.strip())
+    if len(columns) > 1 and max(map(len, columns)) <= width - len(indent) - 4:
+        # The columns of one row stay whole, as many as fit stand on a line.
+        rows = [indent + columns[0]]
+        for column in columns[1:]:
+            if len(rows[-1]) + 2 + len(column) <= width:
+                rows[-1] += f"  {column}"
+            else:
+                rows.append(f"{indent}    {column}")
+        return "\n".join(rows)
+    return textwrap.fill(
+        line.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_report(config: RunConfig, console: Console, evaluator: Evaluator) -> None:
     """Write and print the report of a run."""
-    _print(console, evaluator.report(config))
+    print_text(console, evaluator.report(config))
     hint = "; table.md has the complete report" if (config.folder / "table.md").is_file() else ""
-    _print(console, f"written to {config.folder}{hint}")
+    print_text(console, f"written to {config.folder}{hint}")
