@@ -101,7 +101,7 @@ def taken() -> Iterator[str]:
         ("watch folder --once", "folder holds no config.yaml of a run"),
         ("watch no_yaml --once", "no_yaml/config.yaml is not valid YAML"),
         ("watch unreadable --html", "unreadable/config.yaml cannot be read: Input/output error"),
-        ("watch run --port 80", "--port 80 has no effect without --html"),
+        ("watch run --port 80", "--port 80 has no effect without --serve"),
         ("watch run --html --port TAKEN", "cannot be opened (Address already in use); give another port"),
         ("watch run --html --port 65536", "--port 65536 of 127.0.0.1 cannot be opened"),
         (("solve", "", *DECIDING), "the question is ''"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import os
 import re
 import signal
 import subprocess
@@ -22,10 +23,12 @@ from typer.testing import CliRunner
 
 import selfcest_cli.main as cli
 import selfcest_training.credit
+from selfcest_cli.trace import find_newest, find_runs_files
+from selfcest_env.errors import RecordError
 from selfcest_eval.play.results import Result, read_results
 from selfcest_eval.report import study_report as report
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config
+from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.run import experiment
 from selfcest_training.run.evaluator import Evaluator
 from selfcest_training.run.job import JobId
@@ -41,7 +44,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
         "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "--rehearse", "--trust", "overrides"},
-        "train": {"--config", "-c", "--ray-address", "--resume", "overrides"},
+        "train": {"--config", "-c", "--dry-run", "--ray-address", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
         "compare": {"--trust", "first", "second"},
@@ -60,7 +63,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "overrides",
         },
         "report": {"--html", "--trust", "folders"},
-        "watch": {"--html", "--once", "--port", "--trust", "folder"},
+        "watch": {"--serve", "--once", "--port", "--trust", "folder"},
         "trace": {
             "--episode",
             "--texts",
@@ -69,6 +72,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "--html",
             "--credit",
             "--svg",
+            "--png",
             "--gif",
             "--trust",
             "files",
@@ -109,13 +113,55 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 ALL_COMMANDS = dict(commands(get_command(cli.app)))
 
 
+def test_a_dry_run_prints_a_config_that_is_the_same_run_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes = ["name=mine", "seeds=[3]"]
+    printed = CliRunner().invoke(cli.app, ["train", "--dry-run", *changes])
+    assert printed.exit_code == 0, printed.output
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine.yaml").write_text(printed.output, encoding="utf-8")
+    assert load_config(tmp_path / "mine.yaml") == load_config(experiment.default_config(), changes)
+    wrong = CliRunner().invoke(cli.app, ["train", "--dry-run", "evaluation.eval_sets.0.family=nothing"])
+    assert wrong.exit_code != 0
+
+
+def test_trace_finds_the_episodes_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(RecordError, match="is a run without episodes so far"):
+        find_runs_files([tmp_path])
+    jobs = [tmp_path / "deciding" / f"seed{seed}" for seed in (0, 1)]
+    for age, job in enumerate(jobs):
+        job.mkdir(parents=True)
+        (job / "episodes.jsonl").touch()
+        os.utime(job / "episodes.jsonl", (100 - age, 100 - age))
+    files = [job / "episodes.jsonl" for job in jobs]
+    assert find_runs_files([tmp_path, jobs[1], tmp_path / "other.jsonl"]) == [
+        *files,
+        files[1],
+        tmp_path / "other.jsonl",
+    ]
+    assert find_newest(files) == files[0]
+
+
+def test_every_command_stands_in_one_panel() -> None:
+    listed = [name for names in cli.PANELS.values() for name in names]
+    assert sorted(listed) == sorted(path[0] for path in ALL_COMMANDS if len(path) == 1)
+    output = CliRunner().invoke(cli.app, ["--help"]).output
+    assert [line[:-1] for line in output.splitlines() if line[:-1] in cli.PANELS] == list(cli.PANELS)
+
+
 @pytest.mark.parametrize("path", ALL_COMMANDS, ids=" ".join)
 def test_help_at_80_columns_cuts_no_word(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(cli.app, [*path, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     assert max(map(len, result.output.splitlines())) <= 80
-    assert "..." not in result.output.partition("Commands:\n")[2], "the first sentence is too long for the list"
+    _, _, listed = result.output.partition("Commands:\n" if path else "Play:\n")
+    assert "..." not in listed, "the first sentence is too long for the list"
     command = ALL_COMMANDS[path]
+    if not getattr(command, "commands", None):
+        assert f"Example: selfcest {' '.join(path)}" in result.output
     texts = [inspect.cleandoc(command.help or "")]
     for parameter in command.params:
         help_text = getattr(parameter, "help", None)
@@ -154,7 +200,7 @@ def test_help_at_80_columns_cuts_no_word(path: tuple[str, ...]) -> None:
         (["report", "a", "b", "--html", "r.html"], ["a holds no config.yaml of a run and no study.yaml"]),
         (["report", "a", "--html", "r"], ["--html r does not end in .html"]),
         (["watch", "a"], ["a holds no config.yaml of a run and no study.yaml"]),
-        (["watch", "a", "--port", "80"], ["--port 80 has no effect without --html"]),
+        (["watch", "a", "--port", "80"], ["--port 80 has no effect without --serve"]),
         (["solve", "1 + 2?"], ["no policy given: pass --policy"]),
     ],
 )

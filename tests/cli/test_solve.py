@@ -27,12 +27,21 @@ from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_cli.live_tree import draw_tree
-from selfcest_cli.solve import LAST_WORDS, make_solve_config, make_task, play_question, read_documents
+from selfcest_cli.solve import (
+    LAST_WORDS,
+    describe_unknown_question,
+    make_solve_config,
+    make_task,
+    play_question,
+    read_documents,
+)
 from selfcest_env.palette import ANSWERED
+from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.render import Node, shorten
 from selfcest_env.tasks import make_source
 from selfcest_env.types import ROOT, Limits, Status, Task
+from selfcest_eval.play.policies import make_policy
 from selfcest_training.config_file import dump_config
 
 __all__ = ["serve"]  # a fixture
@@ -203,6 +212,20 @@ def test_a_truth_is_what_an_answer_is_graded_by(selfcest: Console, truth: str, v
     (record,) = written()
     assert record.reward_terms == {"correct": score}
     assert record.task.answer == truth
+
+
+@pytest.mark.parametrize(("question", "known"), [("?[1]C[2]E", True), ("What is 2 + 2?", False)])
+def test_a_question_in_no_language_of_the_policy_is_named(question: str, known: bool) -> None:
+    config = make_solve_config("delegating", None, None, [])
+    rules = make_policy(config.policy.name, config.policy.options, "policy").rules(config.limits)
+    task = make_task(question, {"C": "k3a7q0", "E": "k1a5q9"}, None)
+    lines = describe_unknown_question(task, config.policy, rules)
+    assert len(lines) == (0 if known else 1)
+    for line in lines:
+        assert line.startswith('the question "What is 2 + 2?" is in no language that this policy has learned')
+        assert "(ledgers)" in line
+    chat = PlugIn("server", {})
+    assert describe_unknown_question(task, chat, rules) == [], "a chat model reads any question"
 
 
 def test_a_run_s_model_plays_under_the_limits_of_its_variant(selfcest: Console, run_model: Path) -> None:

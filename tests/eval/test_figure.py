@@ -151,14 +151,20 @@ def test_the_command_writes_both_of_one_episode(record: EpisodeRecord, tmp_path:
     file = tmp_path / "episodes.jsonl"
     other = replace(record, episode_id="last", agents=(replace(record.agents[0], turns=()),))
     file.write_text(write_episode(record) + write_episode(other), encoding="utf-8")
-    places = ["--svg", str(tmp_path / "a.svg"), "--gif", str(tmp_path / "a.gif")]
+    places = ["--svg", str(tmp_path / "a.svg"), "--png", str(tmp_path / "a.png"), "--gif", str(tmp_path / "a.gif")]
     result = CliRunner().invoke(cli.app, ["trace", str(file), "--episode", "e", *places])
     assert result.exit_code == 0, result.output
-    first, second = result.output.splitlines()
+    first, png, second = result.output.splitlines()
+    assert png.startswith(f"{tmp_path / 'a.png'}: episode e, ")
     assert first.startswith(f"{tmp_path / 'a.svg'}: episode e, ")
     assert second.startswith(f"{tmp_path / 'a.gif'}: episode e, ")
     assert (tmp_path / "a.svg").read_text(encoding="utf-8") == draw_svg(record)
     assert (tmp_path / "a.gif").read_bytes() == draw_gif(record)
+    layout = draw.Layout.with_texts(nodes_of_record(record))
+    image = Image.open(tmp_path / "a.png")
+    assert image.size == (round(2 * layout.size[0]), round(2 * (layout.size[1] + FOOT_HEIGHT)))
+    x, y = layout.places[RIGHT]
+    assert image.getpixel((round(2 * x) + 286, round(2 * y) + 92)) == FAILED.rgb
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ credit_app = typer.Typer(
 )
 
 
-@credit_app.command("list")
+@credit_app.command("list", epilog="Example: selfcest credit list")
 def list_schemes() -> None:
     """List the installed credit schemes.
 
@@ -31,7 +31,7 @@ def list_schemes() -> None:
         print(f"    {scheme.source}")
 
 
-@credit_app.command("apply")
+@credit_app.command("apply", epilog="Example: selfcest credit apply episodes.jsonl --name rloo")
 def apply_scheme(
     file: Annotated[
         Path, typer.Argument(help="JSON-lines file of scored episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl.")

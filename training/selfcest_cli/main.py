@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 # Spinning OpenMP threads starve the other job on a machine with few cores; this must come before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 try:
     import typer
     import yaml  # noqa: F401, every config needs it
+    from typer.core import TyperGroup
 except ModuleNotFoundError:  # a plain install has the packages of the game only
     from selfcest_cli import plain
 
@@ -34,8 +35,32 @@ from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import check_modules
 from selfcest_training.faults import ExitCode, SignalExit, format_error_line, get_exit_code, raise_on_signals
 
+# The commands by what a reader wants to do, in the order of the help.
+PANELS = {
+    "Play": ("solve", "trace"),
+    "Train": ("plan", "train", "warmstart", "watch", "report"),
+    "Evaluate": ("evaluate", "compare", "contamination", "bench"),
+    "Credit": ("credit", "lab"),
+    "Integrate": ("export",),
+}
+
+
+class PanelGroup(TyperGroup):
+    """A group that lists its commands by `PANELS`. Typer's own panels need tables of Rich, which cut words."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        longest = max(map(len, self.commands))
+        for panel, names in PANELS.items():
+            rows = []
+            for name in names:
+                rows.append((name, self.commands[name].get_short_help_str(formatter.width - longest - 6)))
+            with formatter.section(panel):
+                formatter.write_dl(rows, col_max=longest + 2, col_spacing=2)
+
+
 app = typer.Typer(
     name="selfcest",
+    cls=PanelGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -76,6 +101,7 @@ _OVERRIDES = Annotated[
     ),
 ]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")]
+_DRY_RUN = Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and exit.")]
 _ADDRESS = Annotated[
     str | None,
     typer.Option(
@@ -93,7 +119,7 @@ _TRUST = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: selfcest plan -c training/configs/smollm2.yaml --memory 80")
 def plan(
     config: _CONFIG = None,
     overrides: _OVERRIDES = None,
@@ -146,11 +172,12 @@ def plan(
             print_rehearsal(run_config, Terminal())
 
 
-@app.command()
+@app.command(epilog="Example: selfcest train seeds=[0,1] name=mine")
 def train(
     config: _CONFIG = None,
     overrides: _OVERRIDES = None,
     resume: _RESUME = False,
+    dry_run: _DRY_RUN = False,
     ray_address: _ADDRESS = None,
 ) -> None:
     """Train and evaluate every variant of a run.
@@ -158,20 +185,24 @@ def train(
     Each variant has a warm start, then reinforcement learning. The default config trains three variants of the
     embedded model with one seed. The folder runs/NAME gets config.yaml, table.md, results.csv and plots. For every
     variant and seed it gets metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and the final model as a
-    folder that transformers loads.
+    folder that transformers loads. With --dry-run the printed config is a template for a config of your own.
     """
     from selfcest_eval.report.run_report import RunEvaluation
-    from selfcest_training.config_file import load_config
+    from selfcest_training.config_file import dump_config, load_config
     from selfcest_training.run.experiment import default_config, run
 
     changes = list(overrides or [])
     if ray_address is not None:
         changes.append(f"cluster.address={json.dumps(ray_address)}")
     run_config = load_config(config or default_config(), changes)
+    if dry_run:
+        RunEvaluation().check(run_config)
+        print(dump_config(run_config), end="")
+        return
     run(run_config, resume=resume, console=Terminal(), evaluator=RunEvaluation())
 
 
-@app.command()
+@app.command(epilog="Example: selfcest warmstart name=mine")
 def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
     """Run only the warm start of every variant.
 
@@ -186,7 +217,7 @@ def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RES
     run(run_config, resume=resume, only_warm_start=True, console=Terminal(), evaluator=RunEvaluation())
 
 
-@app.command()
+@app.command(epilog="Example: selfcest evaluate episodes=20 name=mine")
 def evaluate(
     config: Annotated[
         Path | None,
@@ -222,7 +253,7 @@ def evaluate(
     run_study(study_config, resume=resume, page=page, command=command, console=Terminal())
 
 
-@app.command()
+@app.command(epilog="Example: selfcest compare studies/first studies/second")
 def compare(
     first: Annotated[Path, typer.Argument(help="Folder of a finished study, as in studies/frontier.")],
     second: Annotated[Path, typer.Argument(help="Folder of the finished study that the first is compared with.")],
@@ -237,7 +268,7 @@ def compare(
     compare_studies(first, second, Terminal(), trust or [])
 
 
-@app.command()
+@app.command(epilog="Example: selfcest contamination training/configs/paper/mixed.yaml")
 def contamination(
     configs: Annotated[list[Path], typer.Argument(help="Configs of runs or studies, or folders that hold one.")],
     trust: _TRUST = None,
@@ -260,7 +291,7 @@ def leaks() -> None:
     raise ConfigError("the command `leaks` was renamed; use `selfcest contamination`")
 
 
-@app.command()
+@app.command(epilog="Example: selfcest solve '?[1]C[2]E' --policy delegating --documents ledgers.json")
 def solve(
     question: Annotated[str, typer.Argument(help="Question for the root.")],
     overrides: Annotated[
@@ -328,7 +359,7 @@ def solve(
     )
 
 
-@app.command()
+@app.command(epilog="Example: selfcest report runs/quick --html report.html")
 def report(
     folders: Annotated[
         list[Path],
@@ -364,18 +395,17 @@ def report(
             report_folder(folder, Terminal())
 
 
-@app.command()
+@app.command(epilog="Example: selfcest watch runs/quick --serve")
 def watch(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of a run, as in runs/quick; it is only read.")
     ],
     once: Annotated[bool, typer.Option("--once", help="Print the progress once and exit.")] = False,
-    html: Annotated[
-        bool,
-        typer.Option("--html", help="Also serve a live page with the progress and the report of `selfcest report`."),
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Also serve a live page with progress and report on 127.0.0.1.")
     ] = False,
     port: Annotated[
-        int | None, typer.Option(help="Port on 127.0.0.1 for --html (default: any free port).", show_default=False)
+        int | None, typer.Option(help="Port for --serve (default: any free port).", show_default=False)
     ] = None,
     trust: _TRUST = None,
 ) -> None:
@@ -388,16 +418,17 @@ def watch(
         from selfcest_env.plugin import only_trusted
 
         with only_trusted(trust or []):
-            watch_run(folder, Terminal(), once=once, html=html, port=port)
+            watch_run(folder, Terminal(), once=once, serve=serve, port=port)
 
 
-@app.command()
+@app.command(epilog="Example: selfcest trace runs/quick --html trace.html")
 def trace(
     files: Annotated[
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="JSON-lines file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl, or folder of a study. "
+            help="JSON-lines file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl, or folder of a run or a "
+            "study. Of a run, the page of --html has all episodes, and the tree is the last one of the newest file. "
             "Several files need --html.",
             show_default=False,
         ),
@@ -432,6 +463,9 @@ def trace(
         Path | None,
         typer.Option(help="SVG figure to write with the episode's tree, instead of printing it.", show_default=False),
     ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="PNG figure to write with the episode's tree.", show_default=False)
+    ] = None,
     gif: Annotated[
         Path | None,
         typer.Option(
@@ -443,19 +477,19 @@ def trace(
 ) -> None:
     """Print the tree, texts, cost and reward of an episode.
 
-    With --html the command writes a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg
-    or --gif it draws a figure of one episode.
+    With --html the command writes a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg,
+    --png or --gif it draws a figure of one episode.
     """
-    from selfcest_cli.trace import print_trace, write_figures, write_page
+    from selfcest_cli.trace import find_newest, find_runs_files, print_trace, write_figures, write_page
 
-    figures = [option for option, out in (("--svg", svg), ("--gif", gif)) if out is not None]
+    figures = [option for option, out in (("--svg", svg), ("--png", png), ("--gif", gif)) if out is not None]
     if figures and html is not None:
         raise ConfigError(
             f"--html and {figures[0]} cannot be combined; give --html for a page, or {figures[0]} for a figure"
         )
     if html is not None:
         write_page(
-            files,
+            find_runs_files(files),
             html,
             Terminal(),
             episode_id=episode,
@@ -468,16 +502,17 @@ def trace(
     if len(files) > 1 or credit:
         subject = "--credit needs" if credit else f"{len(files)} files need"
         raise ConfigError(f"{subject} a page; add --html PAGE")
+    file = find_newest(find_runs_files(files))
     if figures:
-        write_figures(files[0], episode, Terminal(), svg=svg, gif=gif, strategy=strategy, wrong=wrong)
+        write_figures(file, episode, Terminal(), svg=svg, png=png, gif=gif, strategy=strategy, wrong=wrong)
         return
-    print_trace(files[0], episode, Terminal(), texts=texts, strategy=strategy, wrong=wrong)
+    print_trace(file, episode, Terminal(), texts=texts, strategy=strategy, wrong=wrong)
 
 
 # The help lists commands in the order of registration, so these come last.
-app.command()(export)
-app.command()(lab)
-app.command()(bench)
+app.command(epilog="Example: selfcest export episodes.jsonl --format verl --credit grpo --out rows.safetensors")(export)
+app.command(epilog="Example: selfcest lab --scheme rloo --out runs/lab")(lab)
+app.command(epilog="Example: selfcest bench chain-8m5-v1 --learner coma --seeds 1 --seconds 20")(bench)
 app.add_typer(credit_app, name="credit")
 
 

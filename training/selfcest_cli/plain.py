@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from selfcest_cli.masking import masked_output
-from selfcest_cli.trace import trace_text
+from selfcest_cli.trace import find_newest, find_runs_files, trace_text
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, SelfcestError, install_hint
 from selfcest_training.faults import format_error_line, get_exit_code
@@ -43,7 +43,7 @@ def _trace(arguments: Sequence[str]) -> str:
         epilog=f"Pages and figures: {NEEDS_EXTRA}",
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, help="JSON-lines file of episodes, or folder of a study")
+    parser.add_argument("file", type=Path, help="JSON-lines file of episodes, or folder of a run or a study")
     parser.add_argument("--episode", help="id of the episode (default: the last episode)")
     parser.add_argument("--texts", action="store_true", help="print the full texts")
     parser.add_argument("--strategy", help="strategy of the study whose episodes are shown (default: all)")
@@ -54,5 +54,9 @@ def _trace(arguments: Sequence[str]) -> str:
     if unknown:
         raise ConfigError(f"trace {' '.join(unknown)}: not an option of a plain install; {NEEDS_EXTRA}")
     return trace_text(
-        options.file, options.episode, texts=options.texts, strategy=options.strategy, wrong=options.wrong
+        find_newest(find_runs_files([options.file])),
+        options.episode,
+        texts=options.texts,
+        strategy=options.strategy,
+        wrong=options.wrong,
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from selfcest_agents.openai_client import ServerConfig
@@ -16,15 +17,18 @@ from selfcest_agents.policy import SamplingConfig
 from selfcest_agents.server_counts import format_server_counts, tally_requests
 from selfcest_cli.live_tree import LiveRequest, LiveTree
 from selfcest_cli.trace import check_output_file, save_page
-from selfcest_env.errors import ConfigError, DataError, RecordError, did_you_mean
+from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, did_you_mean
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord, read_episodes, write_episode
 from selfcest_env.render import render_record, shorten
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
+from selfcest_env.tasks import make_source
 from selfcest_env.tasks.files import read_text, shorten_repr
+from selfcest_env.tasks.source import ExpertSource
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
+from selfcest_env.views import observe
 from selfcest_eval.html.playing import Renderer
 from selfcest_eval.html.viewer import EpisodeView, make_viewer_page
 from selfcest_eval.play.digest import digest
@@ -224,6 +228,8 @@ def play_question(
     source = make_policy(config.policy.name, config.policy.options, "policy")
     rules = source.rules(config.limits)
     _check_keys(task, rules)
+    for line in describe_unknown_question(task, config.policy, rules):
+        progress.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
     episode_id = f"solve.{_count_episodes(out)}"
     with progress.status("loading the policy"):
         check_servers([source])
@@ -295,6 +301,31 @@ def _check_keys(task: Task, rules: Rules) -> None:
                 f"--documents: an agent of this policy cannot name the key {key!r}; rename it (a key of the embedded "
                 "model has one character)"
             )
+
+
+def describe_unknown_question(task: Task, policy: PlugIn, rules: Rules) -> list[str]:
+    """Return a line if no task of the run that trained an embedded model has such questions; else no line."""
+    if "folder" not in policy.options:
+        return []
+    run = load_stored_config(run_file(find_model_folder(policy.options["folder"])))
+    if run.model.name != "tiny":
+        return []  # another model may understand questions that it was not trained on
+    observation = observe(Kernel(task, rules), ROOT)
+    examples: dict[str, str] = {}
+    for name, plug_in in run.tasks.items():
+        try:
+            source = make_source(plug_in.name, **plug_in.options)
+        except (SelfcestError, OSError):
+            return []  # a source whose files are not here may have such questions
+        if not isinstance(source, ExpertSource) or source.understands(observation):
+            return []
+        examples[name] = shorten(source.draw(np.random.default_rng(0)).prompt)
+    evaluated = dict.fromkeys(eval_set.family for eval_set in run.evaluation.eval_sets)
+    shown = " or ".join(f"{examples[name]} ({name})" for name in evaluated or examples)
+    return [
+        f"the question {shorten(task.prompt)} is in no language that this policy has learned, so its answer means "
+        f"nothing; expected a question as {shown}"
+    ]
 
 
 def _count_episodes(out: Path | None) -> int:

@@ -36,6 +36,27 @@ if TYPE_CHECKING:
     from selfcest_agents.language import Language
 
 
+def find_runs_files(files: Sequence[Path]) -> list[Path]:
+    """Return the files, with the episodes of all jobs in place of the folder of a run or of a job.
+
+    Raises:
+        RecordError: a run has stored no episodes yet.
+    """
+    found: list[Path] = []
+    for file in files:
+        stored = sorted(file.glob("*/seed*/episodes.jsonl")) or sorted(file.glob("episodes.jsonl"))
+        if (file / "config.yaml").is_file() and not stored:
+            raise RecordError(f"{file} is a run without episodes so far; it stores some with each step of RL")
+        # The folder of a study stands for its results.
+        found += [file] if (file / "results.jsonl").is_file() or not stored else stored
+    return found
+
+
+def find_newest(files: Sequence[Path]) -> Path:
+    """Return the file that was written last."""
+    return max(files, key=lambda file: file.stat().st_mtime) if len(files) > 1 else files[0]
+
+
 def print_trace(
     file: Path,
     episode_id: str | None,
@@ -76,6 +97,7 @@ def write_figures(
     console: Console,
     *,
     svg: Path | None = None,
+    png: Path | None = None,
     gif: Path | None = None,
     strategy: str | None = None,
     wrong: bool = False,
@@ -85,7 +107,7 @@ def write_figures(
     Args:
         file, episode_id, strategy, wrong: see `trace_text`.
         console: output for the paths.
-        svg: figure of the tree.
+        svg, png: figures of the tree.
         gif: animation of the tree, which grows turn by turn.
 
     Raises:
@@ -94,12 +116,12 @@ def write_figures(
     """
     from selfcest_eval.html import figure  # imports matplotlib
 
-    for option, out in (("--svg", svg), ("--gif", gif)):
+    for option, out in (("--svg", svg), ("--png", png), ("--gif", gif)):
         if out is not None:
             check_output_file(option, out)
     view = _find_episode(file, episode_id, strategy, wrong)
     record = view.record
-    for out, render in ((svg, figure.draw_svg), (gif, figure.draw_gif)):
+    for out, render in ((svg, figure.draw_svg), (png, figure.draw_png), (gif, figure.draw_gif)):
         if out is not None:
             content = render(record, view.outcome)
             with atomic_write(out) as partial:

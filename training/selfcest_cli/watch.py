@@ -17,23 +17,23 @@ from selfcest_training.run.display import UPDATE_SECONDS, Display, print_status
 from selfcest_training.run.progress import read_run
 
 
-def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: int | None) -> None:
+def watch_run(folder: Path, console: Console, *, once: bool, serve: bool, port: int | None) -> None:
     """Show the jobs of a run until `KeyboardInterrupt`. The folder is only read, so the run may be active.
 
     Args:
         folder: folder of the run.
         console: output for the jobs.
         once: print the jobs once and return.
-        html: also serve progress and report on 127.0.0.1.
+        serve: also serve progress and report on 127.0.0.1.
         port: port of the server; `None`: any free port.
 
     Raises:
         ConfigError: the folder holds no run, options contradict each other, or the port is not free.
     """
-    if port is not None and not html:
-        raise ConfigError(f"--port {port} has no effect without --html; add --html, or leave --port out")
-    if once and html:
-        raise ConfigError("--once and --html cannot be combined: --html serves until Ctrl-C; give one of them")
+    if port is not None and not serve:
+        raise ConfigError(f"--port {port} has no effect without --serve; add --serve, or leave --port out")
+    if once and serve:
+        raise ConfigError("--once and --serve cannot be combined: --serve serves until Ctrl-C; give one of them")
     config = load_folder_config(folder)
     if not isinstance(config, RunConfig):
         raise ConfigError(f"{folder} holds a study, which has no jobs to watch; give the folder of a run")
@@ -41,7 +41,7 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
         print_status(read_run(config), console)
         return
     with ExitStack() as stack:
-        if html:
+        if serve:
             address = stack.enter_context(serve_report(folder, port or 0, renderers_of))
             console.print(f"progress and report are at {address}", soft_wrap=True, highlight=False, markup=False)
         display = stack.enter_context(Display(config, console))

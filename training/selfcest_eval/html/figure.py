@@ -1,4 +1,4 @@
-"""One episode as a figure: its tree with objectives and replies, as SVG, or growing as a GIF."""
+"""One episode as a figure: its tree with objectives and replies, as SVG or PNG, or growing as a GIF."""
 
 from __future__ import annotations
 
@@ -73,6 +73,19 @@ def draw_svg(record: EpisodeRecord, outcome: str | None = None) -> str:
         f'<rect class="page" width="{width:g}" height="{height:g}" rx="8" fill="{PAGE.light}"/>\n'
         f"{drawn}\n</svg>\n"
     )
+
+
+def draw_png(record: EpisodeRecord, outcome: str | None = None) -> bytes:
+    """Return the whole episode as PNG, on a light background, at twice the size of the SVG if it has texts."""
+    nodes = _set_outcome(nodes_of_record(record), outcome)
+    layout = _make_layout(nodes)
+    scale = 2.0 if layout.texts else 1.0
+    width = round(layout.size[0] * scale)
+    height = round((layout.size[1] + FOOT_HEIGHT) * scale)
+    shapes = _list_shapes(record, nodes, layout, _describe_cost(record))
+    stream = BytesIO()
+    Pillow.fromarray(paint(shapes, width, height, scale, _draw_letters)).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def draw_frames(record: EpisodeRecord, outcome: str | None = None) -> Iterator[Image]:

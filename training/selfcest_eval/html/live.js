@@ -1,4 +1,4 @@
-// The progress on the page of `selfcest watch --html`: the only script that asks a server, which is the page's own.
+// The progress on the page of `selfcest watch --serve`: the only script that asks a server, which is the page's own.
 
 /** The jobs of a run that a served page follows. It asks for their state again and again, until the server ends. */
 function progress() {
