@@ -160,7 +160,7 @@ NOT_RUN = {
     ".venv-rllib/bin/python -m selfcest_cli bench chain-4m2-v1 noisy-c005-v1 cells-16-v1 "
     "--learner rllib_ppo:RllibPPO --seconds 20 --out studies/scenarios/evidence/outside": OWN_ENVIRONMENT,
     "selfcest watch runs/quick": ENDLESS,
-    "selfcest watch runs/quick --html --port 8080": ENDLESS,
+    "selfcest watch runs/quick --serve --port 8080": ENDLESS,
 }
 # By tests of their own: of a page all of it, or the lines that match.
 ELSEWHERE = {
