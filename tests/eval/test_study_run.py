@@ -529,7 +529,7 @@ def test_an_episode_of_a_study_is_traced_by_strategy_and_by_what_became_of_it(tm
     assert wrong[0] == "delegate on own all, at most 9000, seed 0: wrong"
     assert "Where?" in right[1]
     assert "Which?" in wrong[1]
-    assert right[-1] == "reward: 1 = 1 correct"
+    assert right[-1] == "reward: 1 = 1 correct, ✓ right"
     assert trace(folder / "results.jsonl")[0].startswith("best_of_n on own all"), "the last of all"
     first = next(read_results(folder / "results.jsonl", whole=True)).episodes[0]
     assert trace(folder, first.episode_id, strategy="monolithic")[0].startswith("monolithic on own all")

@@ -374,7 +374,7 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
     lines = [f"warning: {line}" for line in warnings]
     if comparisons:
         if settings.compared:
-            lines.insert(0, describe_headline(comparisons, settings))
+            lines.append(describe_headline(comparisons, settings))
         lines.append(verdict)
     lines.append(format_overview(rows.of_families, settings, variants))
     return "\n".join(lines), text
