@@ -69,8 +69,8 @@ def draw_task(family: str, source: TaskSource, rng: np.random.Generator, **facts
 
 
 def draw_family(weights: Mapping[Name, float], rng: np.random.Generator) -> Name:
-    """Draw a name by weight. Raises `ConfigError` if no weight is above 0."""
-    names = [name for name, weight in weights.items() if weight > 0]
+    """Draw a name by weight. The order of the weights has no effect. Raises `ConfigError` if none is above 0."""
+    names = sorted(name for name, weight in weights.items() if weight > 0)
     if not names:
         raise ConfigError(f"no family has a weight above 0: {dict(weights)}")
     shares = np.array([weights[name] for name in names], dtype=float)

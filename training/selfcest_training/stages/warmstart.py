@@ -176,7 +176,7 @@ class WarmStart:
     def _probe(self, index: int, phase: WarmStartPhase, threshold: float) -> Probe:
         rng = np.random.default_rng(stream_seed("probe", self.seed, self.attempt, index))
         limits = override_limits(self.player.limits, phase.limits, "phase.limits")
-        families = {name: self.families[name] for name, spec in phase.mix.items() if spec.share > 0}
+        families = {name: self.families[name] for name in _list_families(phase)}
         self.learner.sync(self.player.sampler, 0)
         requests = draw_probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
         # Accuracy needs the grader only, so no judge is asked.
@@ -187,6 +187,11 @@ class WarmStart:
             accuracy[family] = num_correct / len(family_records)
         sampled_tokens = sum(record.cost.generated_tokens for record in records)
         return Probe(index, threshold, accuracy, sampled_tokens)
+
+
+def _list_families(phase: WarmStartPhase) -> list[str]:
+    """List the families of a phase by name, so that the order of a config's keys changes no draw."""
+    return sorted(family for family, spec in phase.mix.items() if spec.share > 0)
 
 
 def play_demonstrations(
@@ -203,7 +208,7 @@ def play_demonstrations(
     rules = language.rules(override_limits(limits, phase.limits, "phase.limits"))
     rng = np.random.default_rng(stream_seed("demonstrations", seed, pool))
     samples: list[Sample] = []
-    tokens = {family: 0 for family, spec in phase.mix.items() if spec.share > 0}
+    tokens = dict.fromkeys(_list_families(phase), 0)
     batch = 0
     while sum(tokens.values()) < pool_tokens:
         # Shares are of tokens, not of tasks, so the next family is the one furthest behind its share.
