@@ -76,8 +76,9 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
             small = ["batch_tokens=4000", "pool_tokens=2000", "phases.0.tokens=2000"]
             phases = [f"variants.{name}.warmstart.{change}" for name in VARIANTS for change in small]
             others = ["seeds=[0]", "workers=1", "limits.context_tokens=8192", "micro_batch_tokens=8192"]
-            # The untrained model writes until it is cut, so one variant is evaluated, on one instance.
-            others += ["evaluation.episodes=1", "evaluation.eval_sets=[{family: short, size: x}]"]
+            # The untrained model writes until it is cut, so there is one instance for each variant.
+            eval_sets = "[{family: short, size: x}, {family: steps_short, size: x}]"
+            others += ["evaluation.episodes=1", f"evaluation.eval_sets={eval_sets}"]
             others += ["tasks.stories.options.max_statements=8", "sampler.options.dtype=float32"]
             selfcest(*words, *make_overrides(paths, model), *phases, *others)
             assert (tmp_path / "runs" / "novels" / "full_reader" / "seed0" / "model" / "config.json").is_file()
