@@ -78,7 +78,6 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
     shutil.copy(example / "config.yaml", "example")
     sizes: dict[str, dict[str, object]] = {
         "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
-        "gallery": {"LEFT_OUT": 1},
         "when": {"measure": lambda config, variant, results: {}},  # of priced ledgers, which the example has none of
         "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
     }
