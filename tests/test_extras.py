@@ -232,6 +232,7 @@ def test_options_of_trace_in_a_plain_install_are_those_of_the_whole_command() ->
         "--credit",
         "--svg",
         "--gif",
+        "--png",
         "--trust",  # of a page's model and protocol
         "files",
     }

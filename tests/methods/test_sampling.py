@@ -535,7 +535,7 @@ def test_mopps_spends_few_rollouts_on_what_is_decided_and_tries_what_it_does_not
     assert min(shares(plain, "family").values()) > 0.25, "no choice"
     high = Mopps(pool=8, target=1.0)
     high.load_state_dict(mopps.state_dict())
-    assert shares(proposed(high, sources, 24), "family")["solved"] > 0.9
+    assert shares(proposed(high, sources, 96), "family")["solved"] > 0.8
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,9 @@ def test_every_method_is_found_as_a_strangers_plug_in_is() -> None:
     """Each entry point leads to a class of the kind of its group, and no registry has it built in."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     registries = {r.group: r for r in (SCHEMES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, STRATEGIES)}
-    assert registries.keys() == project["entry-points"].keys()
-    for group, references in project["entry-points"].items():
+    own = {group: references for group, references in project["entry-points"].items() if group.startswith("selfcest.")}
+    assert registries.keys() == own.keys()
+    for group, references in own.items():
         registry = registries[group]
         for name, reference in references.items():
             assert name not in registry.builtins

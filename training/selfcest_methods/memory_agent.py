@@ -16,12 +16,14 @@ from typing import ClassVar
 
 from selfcest_agents.player import Player
 from selfcest_env.graders import Grade
+from selfcest_env.stored import stored_as
 from selfcest_env.tasks.memory import EMPTY_MEMORY, MemoryTurn
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.samples import find_remaining_limits
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy
 
 
+@stored_as("selfcest_methods.memory_agent:MemoryAgent")
 @dataclass(frozen=True)
 class MemoryAgent(Strategy):
     """A serial reader: one episode for each document, which answers with the new memory, and one for the answer.

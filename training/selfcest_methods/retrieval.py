@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.tasks import TaskSource
 from selfcest_env.tasks.support import gold_support, says_support
@@ -93,16 +94,19 @@ class _Bm25Options(_ChosenDocuments, Checked):
         return [keys[index] for index in ranking[: self.documents]]
 
 
+@stored_as("selfcest_methods.retrieval:Bm25", documents="documents", hops="hops")
 @dataclass(frozen=True)
 class Bm25(_Bm25Options, DelegatingStrategy):
     """The policy may delegate the documents that BM25 finds, as it delegates those of a short text."""
 
 
+@stored_as("selfcest_methods.retrieval:Bm25Read", documents="documents", hops="hops")
 @dataclass(frozen=True)
 class Bm25Read(_Bm25Options, Monolithic):
     """The root sees the full text of the documents that BM25 finds, as in retrieval-augmented generation."""
 
 
+@stored_as("selfcest_methods.retrieval:OracleDocuments")
 @dataclass(frozen=True)
 class OracleDocuments(_ChosenDocuments, DelegatingStrategy):
     """The policy may delegate the documents with the supporting facts: an upper bound for every search."""

@@ -196,6 +196,7 @@ class Monolithic(Strategy):
         return (Style.SOLVE,)
 
 
+@stored_as("selfcest_eval.play.strategies:FullReader")
 @dataclass(frozen=True)
 class FullReader(Monolithic):
     """`Monolithic`, but a study whose texts are longer than the limits or the model's window is refused."""
