@@ -92,7 +92,8 @@ def _claim_costs() -> Claim | None:
         "python -m studies where --rerun where/reading/seed0",
         [*variants["delegating"], *variants["reading_window"]],
         f"All contexts of the tree together are as large as the reader's one: {get_ratio('concurrent_context')}. "
-        "A machine that plays the clones one after the other has no shorter path.",
+        "The reader may drop what it no longer sees, and then keeps fewer keys than the clones together. A machine "
+        "that plays the clones one after the other has no shorter path.",
     )
 
 
@@ -105,14 +106,16 @@ def _claim_decision() -> Claim | None:
         for name in ("policy", "always", "never", "table", "threshold")
     }
     return Claim(
-        "From half and half, RL learns to delegate after size, window and price as the prompt states them, also for "
-        f"sizes and windows that no demonstration had: reward {shown(rewards['policy'], 3)}, always delegating "
-        f"{shown(rewards['always'], 3)}, never {shown(rewards['never'], 3)}.",
+        "Demonstrations show half and half, and teach to write whether the stated size fits the window. RL moves the "
+        "decision towards this comparison and the price, on sizes and windows that no demonstration had: reward "
+        f"{shown(rewards['policy'], 3)}, always delegating {shown(rewards['always'], 3)}, never "
+        f"{shown(rewards['never'], 3)}.",
         "when",
         "python -m studies when --rerun when/deciding/seed0",
         deciding,
         f"A threshold rule fitted on the same training episodes earns {shown(rewards['threshold'], 3)}, a look-up "
-        f"table of whole prompts {shown(rewards['table'], 3)}.",
+        f"table of whole prompts {shown(rewards['table'], 3)}. A table of ten entries, over the comparison and the "
+        "price, does better than the policy (a hostile reading).",
     )
 
 

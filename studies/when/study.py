@@ -221,7 +221,13 @@ wrong one.
 
 `python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed0` makes a cell
 again. The configuration was tuned on seeds from 100 on; configuration and predictions were then committed, and every
-reported seed was run once."""
+reported seed was run once.
+
+A hostile reading after the first two seeds found that **this experiment asks too little**. No price lies between 1 and
+5, so that two bits decide: whether the written comparison is `-`, and whether the price is low. A table of ten entries
+over both, fitted on the first step of RL, earns more than the policy in both seeds. The look-up table below knows whole
+prompts and is a weak rival. Seed 1 did not learn the price. The experiment therefore stops here; the next one draws
+prices for which the size matters by degree, and has that table as its rival."""
 
 PREDICTED = """## Predictions
 
