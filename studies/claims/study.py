@@ -98,7 +98,7 @@ def _claim_costs() -> Claim | None:
 
 
 def _claim_decision() -> Claim | None:
-    deciding = of(when.stored()[0], "when").get("deciding", [])
+    deciding = of(when.stored()[0] or when.stored()[1], "when").get("deciding", [])
     if not deciding:
         return None
     rewards = {

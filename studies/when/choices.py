@@ -7,7 +7,7 @@ whether to delegate, and earns the reward of that forced choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +33,11 @@ class Prompt:
     def of(cls, task: Task) -> Prompt:
         stated = int(task.metadata["stated_size"])
         return cls(None if stated < 0 else stated, int(task.metadata["room"]), int(task.metadata["price"]))
+
+    @property
+    def comparison(self) -> str:
+        """What the expert writes of size and room: `+` the size fits, `-` it does not, `?` no size is stated."""
+        return "?" if self.size is None else "+" if self.size <= self.room else "-"
 
 
 @dataclass(frozen=True)
@@ -107,28 +112,24 @@ def read_instances(results: Iterable[Result], free: str, always: str, never: str
 
 
 def fit_threshold_rule(observed: Sequence[Observed]) -> Rule:
-    """Fit the rule that delegates where the stated size exceeds the room by more than a number, one for each price.
+    """Fit the rule that delegates from a number on, with one number for each price and comparison.
 
-    Where no size is stated, it delegates where the room is below a number, one for each price too. Each number is the
-    one that would have gained most on what was observed.
+    Where the stated size fits the window, the number is that size: the longer the ledgers, the more a short critical
+    path is worth. Where it does not fit, the number is the excess over the room. Where no size is stated, the rule
+    delegates from a small room downwards. Each number is the one that would have gained most on what was observed.
     """
-    excess: dict[int, list[tuple[int, float]]] = {}
-    room: dict[int, list[tuple[int, float]]] = {}
+    points: dict[tuple[int, str], list[tuple[int, float]]] = {}
     for item in observed:
-        prompt = item.prompt
-        if prompt.size is None:
-            room.setdefault(prompt.price, []).append((-prompt.room, item.gain))
-        else:
-            excess.setdefault(prompt.price, []).append((prompt.size - prompt.room, item.gain))
-    excess_thresholds = {price: _find_best_threshold(points) for price, points in excess.items()}
-    room_thresholds = {price: _find_best_threshold(points) for price, points in room.items()}
+        points.setdefault((item.prompt.price, item.prompt.comparison), []).append((_measure(item.prompt), item.gain))
+    thresholds = {key: _find_best_threshold(found) for key, found in points.items()}
+    return lambda prompt: _measure(prompt) >= thresholds.get((prompt.price, prompt.comparison), float("inf"))
 
-    def rule(prompt: Prompt) -> bool:
-        if prompt.size is None:
-            return -prompt.room >= room_thresholds.get(prompt.price, 0)
-        return prompt.size - prompt.room >= excess_thresholds.get(prompt.price, 0)
 
-    return rule
+def _measure(prompt: Prompt) -> int:
+    """Return the number on which the threshold rule looks after a prompt."""
+    if prompt.size is None:
+        return -prompt.room
+    return prompt.size if prompt.size <= prompt.room else prompt.size - prompt.room
 
 
 def _find_best_threshold(points: Sequence[tuple[int, float]]) -> float:
@@ -143,14 +144,17 @@ def _find_best_threshold(points: Sequence[tuple[int, float]]) -> float:
     return best_threshold
 
 
-def fit_table(observed: Sequence[Observed]) -> Rule:
-    """Fit a look-up of the whole prompt. A prompt that was not observed gets the choice that was better on average."""
-    gains: dict[Prompt, list[float]] = {}
+def fit_table(observed: Sequence[Observed], key: Callable[[Prompt], Hashable] = lambda prompt: prompt) -> Rule:
+    """Fit a look-up of a key of the prompt, by default the whole prompt.
+
+    A key that was not observed gets the choice that was better on average.
+    """
+    gains: dict[Hashable, list[float]] = {}
     for item in observed:
-        gains.setdefault(item.prompt, []).append(item.gain)
+        gains.setdefault(key(item.prompt), []).append(item.gain)
     default = sum(item.gain for item in observed) > 0
-    choices = {prompt: mean(values) > 0 for prompt, values in gains.items()}
-    return lambda prompt: choices.get(prompt, default)
+    choices = {known: mean(values) > 0 for known, values in gains.items()}
+    return lambda prompt: choices.get(key(prompt), default)
 
 
 def evaluate_rule(rule: Rule, instances: Sequence[Instance]) -> float:

@@ -29,7 +29,7 @@ def test_claims_have_the_figures_of_their_cells(monkeypatch: pytest.MonkeyPatch)
     deciding = {"experiment": "when", "arm": "deciding", "seed": 3, "cpu_seconds": 90.0}
     deciding["choices"] = {"after": {"both_new": {"rewards": rewards}}}
     monkeypatch.setattr(where, "stored", lambda: (cells, []))
-    monkeypatch.setattr(when, "stored", lambda: ([deciding], []))
+    monkeypatch.setattr(when, "stored", lambda: ([deciding], [], []))
     length, costs, decision, *_ = study.make_claims()
     assert (
         "in 0.94 of the cases (median of seeds, lowest 0.91), and a reader with full attention in 0.10." in length.text
@@ -45,7 +45,7 @@ def test_claims_have_the_figures_of_their_cells(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_claim_without_cells_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, "stored", lambda: ([], []))
-    monkeypatch.setattr(when, "stored", lambda: ([], []))
+    monkeypatch.setattr(when, "stored", lambda: ([], [], []))
     assert [claim.page for claim in study.make_claims()] == ["credit_map", "cells", "methods"]
 
 

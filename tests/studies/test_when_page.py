@@ -68,6 +68,16 @@ def test_a_table_knows_what_it_has_seen_and_takes_the_better_choice_elsewhere() 
     assert table(Prompt(14, 12, 4)), "all gains add up to more than 0"
 
 
+def test_a_table_of_comparison_and_price_knows_numbers_that_it_has_not_seen() -> None:
+    observed = [observe(9, 12, 4, -0.3), observe(15, 12, 4, 0.9), observe(9, 12, 0, 0.2), observe(None, 12, 4, -0.1)]
+    table = fit_table(observed, lambda prompt: (prompt.comparison, prompt.price))
+    assert not table(Prompt(20, 21, 4))
+    assert table(Prompt(22, 21, 4))
+    assert table(Prompt(20, 21, 0))
+    assert not table(Prompt(None, 5, 4))
+    assert table(Prompt(20, 21, 7)), "all gains add up to more than 0"
+
+
 def test_figures_of_an_eval_set_by_hand() -> None:
     instances = [
         make_instance(9, 12, 4, 0.4, 0.7, delegated=False),
@@ -107,7 +117,7 @@ def test_a_cell_is_trained_played_and_measured(tmp_path: Path, monkeypatch: pyte
     for sets in cell["choices"].values():
         assert sets.keys() == study.EVAL_SETS.keys()
         assert all(found["n"] == 3 and found["rewards"].keys() == study.REWARDS.keys() for found in sets.values())
-    assert study.page([cell], []).count("held") + study.page([cell], []).count("failed") >= 8
+    assert study.page([cell], [], []).count("held") + study.page([cell], []).count("failed") >= 8
 
 
 def test_training_values_are_differences_within_groups(tmp_path: Path) -> None:
