@@ -84,16 +84,17 @@ def _claim_costs() -> Claim | None:
         above, below = (mean(where.get_cost(cell, "6x20", cost) for cell in found) for found in accurate)
         return f"x{above / below:.2f}"
 
+    kept = [mean(where.get_kept_keys(cell, "6x20") for cell in found) for found in accurate]
     return Claim(
-        f"Against that reader with a window, clones need {get_ratio('critical_path_tokens')} of the critical path and "
+        f"Against a reader with an attention window, clones need {get_ratio('critical_path_tokens')} of the critical path and "
         f"{get_ratio('visible_token_steps')} of the keys that decoding steps see, for {get_ratio('total_tokens')} of "
         "the tokens (6 ledgers of 20 entries, seeds that are accurate). These are counts, not times.",
         "where",
         "python -m studies where --rerun where/reading/seed0",
         [*variants["delegating"], *variants["reading_window"]],
         f"All contexts of the tree together are as large as the reader's one: {get_ratio('concurrent_context')}. "
-        "The reader may drop what it no longer sees, and then keeps fewer keys than the clones together. A machine "
-        "that plays the clones one after the other has no shorter path.",
+        f"A reader that drops what it no longer sees keeps fewer keys: the clones together x{kept[0] / kept[1]:.1f} of "
+        "them. A machine that plays the clones one after the other has no shorter path.",
     )
 
 

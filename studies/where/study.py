@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING
@@ -91,6 +92,14 @@ def get_cost(cell: Cell, size: str, cost: str) -> float:
     return value
 
 
+def get_kept_keys(cell: Cell, size: str) -> float:
+    """Return the most keys that are kept at one time, if a reader with a window drops those that it no longer sees.
+
+    No context of a delegating agent is longer than the window, so all its keys are kept.
+    """
+    return get_cost(cell, size, "concurrent_context" if cell["arm"] == "delegating" else "visible_context")
+
+
 def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/where.md`."""
     variants = group_by_variant(cells)
@@ -126,22 +135,24 @@ def _make_accuracy_table(variants: CellsByVariant) -> str:
 
 def _make_ratio_table(numerator: Sequence[Cell], denominator: Sequence[Cell]) -> str:
     """Return ratios of mean costs by size, over the seeds in which each variant is accurate."""
+    columns: list[tuple[str, Callable[[Cell, str], float]]] = [
+        (cost.replace("_", " "), partial(get_cost, cost=cost)) for cost in (*COSTS, *WINDOW_COSTS)
+    ]
+    columns.append(("kept keys", get_kept_keys))
     lines = []
     for size in numerator[0]["sizes"]:
         accurate = [
             [cell for cell in cells if cell["sizes"][size]["accuracy"] >= LEARNED] for cells in (numerator, denominator)
         ]
-        counts = f"{len(accurate[0])} of {len(numerator)} and {len(accurate[1])} of {len(denominator)}"
-        line = [size, counts]
-        for cost in (*COSTS, *WINDOW_COSTS):
+        line = [size, f"{len(accurate[0])} of {len(numerator)} and {len(accurate[1])} of {len(denominator)}"]
+        for _, get in columns:
             if accurate[0] and accurate[1]:
-                above, below = (mean(get_cost(cell, size, cost) for cell in cells) for cells in accurate)
+                above, below = (mean(get(cell, size) for cell in cells) for cells in accurate)
                 line.append(f"x{above / below:.2f}")
             else:
                 line.append("-")
         lines.append(line)
-    heads = [cost.replace("_", " ") for cost in (*COSTS, *WINDOW_COSTS)]
-    return table(["ledgers x entries", f"seeds at {LEARNED} or more", *heads], lines)
+    return table(["ledgers x entries", f"seeds at {LEARNED} or more", *(name for name, _ in columns)], lines)
 
 
 def _make_cost_table(variants: CellsByVariant) -> str:
@@ -272,7 +283,8 @@ RATIOS = """## What is left to clones
 Costs of `delegating` over those of `reading_window`, of the seeds in which each is accurate. They are counts, not
 times: the *critical path* is the longest chain of generated tokens, *visible token steps* are the keys that all
 decoding steps see, *visible context* is the most keys that one step sees, and *concurrent context* is the largest sum
-of all contexts at one time, if nothing limits how many agents run at once."""
+of all contexts at one time, if nothing limits how many agents run at once. *Kept keys* are the same, but a reader drops
+what it no longer sees; the clones together keep more."""
 
 PREDICTED = """## Predictions
 

@@ -36,6 +36,7 @@ def test_claims_have_the_figures_of_their_cells(monkeypatch: pytest.MonkeyPatch)
     )
     assert "needs no clones: 0.95." in length.rival
     assert "clones need x0.25 of the critical path and x0.50 of the keys" in costs.text
+    assert "the clones together x1.0 of them" in costs.rival
     assert "reward 0.500, always delegating 0.400, never 0.300" in decision.text
     assert "earns 0.510, a look-up table of whole prompts 0.200" in decision.rival
     page = study.page([costs, decision])
