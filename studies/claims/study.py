@@ -86,9 +86,10 @@ def _claim_costs() -> Claim | None:
 
     kept = [mean(where.get_kept_keys(cell, "6x20") for cell in found) for found in accurate]
     return Claim(
-        f"Against a reader with an attention window, clones need {get_ratio('critical_path_tokens')} of the critical path and "
-        f"{get_ratio('visible_token_steps')} of the keys that decoding steps see, for {get_ratio('total_tokens')} of "
-        "the tokens (6 ledgers of 20 entries, seeds that are accurate). These are counts, not times.",
+        f"Against a reader with an attention window, clones need {get_ratio('critical_path_tokens')} of the critical "
+        f"path and {get_ratio('visible_token_steps')} of the keys that decoding steps see, for "
+        f"{get_ratio('total_tokens')} of the tokens (6 ledgers of 20 entries, seeds that are accurate). "
+        "These are counts, not times.",
         "where",
         "python -m studies where --rerun where/reading/seed0",
         [*variants["delegating"], *variants["reading_window"]],
