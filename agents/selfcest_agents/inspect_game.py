@@ -10,7 +10,7 @@ import numpy as np
 
 from selfcest_agents.async_play import PlayTurn, play_episode
 from selfcest_agents.openai_engine import read_generation
-from selfcest_env.errors import ConfigError, TaskError, install_hint
+from selfcest_env.errors import ConfigError, RecordError, TaskError, install_hint
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record, cost_measures, from_json, to_json
 from selfcest_env.reward import make_reward
@@ -105,7 +105,7 @@ def delegate(limits: dict[str, int | None] | None = None, protocol: str = "herme
                 yield play_turn
 
         generations = await play_episode(kernel, open_agent)
-        record = build_record(kernel, generations, episode_id=str(state.sample_id), seed=0)
+        record = build_record(kernel, generations, episode_id=f"{state.sample_id}.{state.epoch}", seed=0)
         state.store.set(RECORD, to_json(record))
         return state
 
@@ -119,6 +119,7 @@ def team_return(reward: str = "correct") -> Scorer:
 
     async def score(state: TaskState, target: Target) -> Score:
         record = judge.score(from_json(state.store.get(RECORD)))
+        state.store.set(RECORD, to_json(record))
         costs = {name: measure.of(record) for name, measure in cost_measures().items()}
         return Score(value=record.team_return, answer=record.answer, metadata={**(record.reward_terms or {}), **costs})
 
@@ -126,7 +127,15 @@ def team_return(reward: str = "correct") -> Scorer:
 
 
 def read_record(store: Mapping[str, Any]) -> EpisodeRecord:
-    """Return the unscored record in the store of a logged sample."""
+    """Return the record in the store of a logged sample. It is scored if `team_return` was the scorer.
+
+    Raises:
+        RecordError: the store has none.
+    """
+    if RECORD not in store:
+        raise RecordError(
+            "the store of this sample has no record of selfcest; expected a sample that `delegate` played"
+        )
     return from_json(store[RECORD])
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from selfcest_env.errors import RecordError
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import Fault, Limits
 
 if find_spec("inspect_ai") is not None:
@@ -35,6 +37,7 @@ pytestmark = [
 EPISODES = int(os.environ.get("SELFCEST_INSPECT_EPISODES", "40"))
 PER_TASK = 5
 TASK = Path(__file__).parents[2] / "agents" / "selfcest_agents" / "inspect_game.py"
+WORDS = WordCounter()
 CHARS = 4  # of a token of the scripted model
 
 
@@ -65,7 +68,7 @@ def play(model: ScriptedModel, folder: Path, limits: dict[str, Any], tasks: int 
     # Inspect loads the file by its path, as `inspect eval` does.
     (log,) = inspect_ai.eval(f"{TASK}@delegation", task_args=options, model=mock, log_dir=str(folder), display="none")
     assert log.status == "success", log.error
-    return list(read_eval_log(log.location).samples or [])
+    return list(read_eval_log(log.location, resolve_attachments=True).samples or [])
 
 
 def recount(sample: EvalSample, limits: Limits) -> EpisodeRecord:
@@ -74,16 +77,21 @@ def recount(sample: EvalSample, limits: Limits) -> EpisodeRecord:
     agent_by_span = {e.id: e.name for e in sample.events if isinstance(e, SpanBeginEvent) and e.type == "agent"}
     events = [event for event in sample.events if isinstance(event, ModelEvent)]
     generated = 0
+    by_agent: dict[str, list[int]] = {}
+    prompt_by_agent: dict[str, int] = {}
     for event in events:
         assert event.config.max_tokens <= limits.turn_tokens
         generated += min(event.output.usage.output_tokens, event.config.max_tokens)
-    by_agent = {}
-    for event in events:
-        by_agent.setdefault(agent_by_span[event.span_id], []).append(event.config.max_tokens)
+        name = agent_by_span[event.span_id]
+        by_agent.setdefault(name, []).append(event.config.max_tokens)
+        # The last request of an agent holds all its blocks, which the ledger prices by their words.
+        blocks = [message.text for message in event.input if message.role != "assistant"]
+        prompt_by_agent[name] = sum(1 + WORDS.count_text(text) for text in blocks)
+    total = generated + sum(prompt_by_agent.values())
     granted = {str(a.agent_id): [turn.facts.max_new_tokens for turn in a.turns] for a in record.agents if a.turns}
     assert by_agent == granted
-    assert generated == record.cost.generated_tokens
-    assert record.cost.total_tokens <= limits.total_tokens
+    assert (total, generated) == (record.cost.total_tokens, record.cost.generated_tokens)
+    assert total <= limits.total_tokens
     assert limits.generated_tokens is None or generated <= limits.generated_tokens
     assert len(by_agent) - 1 <= limits.max_clones
     assert sample.scores["team_return"].metadata["total_tokens"] == record.cost.total_tokens
@@ -130,6 +138,10 @@ def test_a_tree_is_played_scored_and_logged(tmp_path: Path) -> None:
     score = sample.scores["team_return"]
     assert score.value == float(record.task.answer == "4")
     assert score.answer == "4"
+    assert record.team_return == score.value
+    assert record.episode_id == "1.1"  # sample and epoch
+    with pytest.raises(RecordError, match="no record of selfcest"):
+        read_record({})
     assert score.metadata["clones"] == 2
     assert [message.role for message in sample.messages] == ["system", "user", "assistant", "user", "assistant"]
     assert "2" in sample.messages[3].text

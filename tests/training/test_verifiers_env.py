@@ -27,6 +27,7 @@ from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.rules import Rules
+from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import ROOT, Fault, FinishReason, Limits, Status
 from selfcest_training.credit import make_assigner
@@ -55,6 +56,7 @@ LIMITS = {"total_tokens": 9000, "turn_tokens": 400, "max_clones": 6, "max_depth"
 TASKSET = {"id": "selfcest-verifiers", "source_options": {"phrasing": "plain"}}
 # `renderers` keeps a lock that belongs to the loop of its first request, so all tests share one loop.
 LOOP = asyncio.Runner()
+WORDS = WordCounter()
 DELEGATES = '<tool_call>{"name": "spawn_clone", "arguments": {"objectives": ["1+1?", "2+2?"]}}</tool_call>'
 
 
@@ -125,8 +127,16 @@ def recount(episode: vf.Episode, limits: Limits, kind: str) -> EpisodeRecord:
             assert call.sampling.max_tokens == turn.facts.max_new_tokens <= limits.turn_tokens
             assert call.usage.completion_tokens == turn.facts.generated_tokens <= call.sampling.max_tokens
             generated += call.usage.completion_tokens
-        context = agent.context_tokens  # a chat server does not say what the ledger counts
-        if kind == "train":
+        if kind == "eval":
+            # The ledger prices the prompts by their words, and a chat server counts what it has generated.
+            context = sum(call.usage.completion_tokens for call in trace.calls)
+            index = trace.calls[-1].node
+            while index is not None:
+                message = trace.nodes[index].message
+                if message.role != "assistant":
+                    context += 1 + WORDS.count_text(message.content)
+                index = trace.nodes[index].parent
+        else:
             # No token is there twice, so the last context holds all tokens of the agent.
             context = trace.calls[-1].usage.total_tokens
             assert sum(len(node.token_ids) for node in trace.nodes) == context
@@ -337,6 +347,29 @@ def test_the_server_that_prime_rl_s_orchestrator_asks_sends_the_whole_episode(
     assert all(trace.rewards["correct"].value == record.team_return for trace in episode.traces)
     (root,) = (trace for trace in episode.traces if trace.info[AGENT_ID] == str(ROOT))
     assert root.metrics["clones"] == 2
+
+
+def test_the_clones_of_a_call_play_at_the_same_time(tokenizer: Path, codec: ChatCodec) -> None:
+    class Slow(ScriptedEngine):
+        now = most = 0
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._generate = self._wait
+
+        async def _wait(self, request: Any) -> Any:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0.2)
+            self.now -= 1
+            return await ScriptedEngine._generate(self, request)
+
+    for bound, most in ((None, 2), (1, 1)):
+        engine = Slow(0, codec, write=write_answer)
+        options = {} if bound is None else {"max_concurrent_agents": bound}
+        (episode,) = LOOP.run(play(engine, "train", tokenizer, config(**options)))
+        assert recount(episode, Limits(**LIMITS), "train").cost.clones == 2
+        assert engine.most == most
 
 
 def test_a_failed_server_fails_the_episode(tokenizer: Path, codec: ChatCodec) -> None:

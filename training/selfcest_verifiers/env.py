@@ -42,6 +42,8 @@ class DelegationEnvConfig(vf.EnvConfig):  # type: ignore[misc]
         protocol: prompt format, a registered name or `package.module:Class`.
         counter: prices prompts for a chat server: `words`, `bytes`, or a folder or hub id with a tokenizer. Training
             prices them with the renderer.
+        max_concurrent_agents: bound of the agents of one episode that generate at the same time; `None`: none. The
+            default of verifiers is 1, with which the clones of a call would play one after the other.
     """
 
     root: vf.AgentConfig = vf.AgentConfig(runtime=LOCAL)
@@ -50,6 +52,7 @@ class DelegationEnvConfig(vf.EnvConfig):  # type: ignore[misc]
     reward: str = "correct"
     protocol: str = "hermes"
     counter: str = "bytes"
+    max_concurrent_agents: int | None = Field(None, ge=1)
 
 
 class DelegationEnv(vf.Env[DelegationEnvConfig]):  # type: ignore[misc]
