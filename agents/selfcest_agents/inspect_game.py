@@ -25,7 +25,9 @@ from selfcest_env.types import ROOT, AgentId, Limits, Message, MessageRole, Task
 from selfcest_env.views import Observation
 
 try:
-    import inspect_ai
+    # Inspect loads a file only if it finds the name `task` as a decorator in its text.
+    from inspect_ai import Task as InspectTask
+    from inspect_ai import task
     from inspect_ai.dataset import Sample
     from inspect_ai.model import (
         ChatMessage,
@@ -47,7 +49,7 @@ RECORD = "selfcest_record"  # in the store of a sample: JSON values of the recor
 _FINISH_REASONS = {"stop": "stop", "max_tokens": "length", "model_length": "length"}
 
 
-@inspect_ai.task  # type: ignore[untyped-decorator]  # Inspect is not installed where types are checked
+@task  # type: ignore[untyped-decorator]  # Inspect is not installed where types are checked
 def delegation(
     source: str = "arithmetic",
     source_options: dict[str, Any] | None = None,
@@ -57,7 +59,7 @@ def delegation(
     reward: str = "correct",
     protocol: str = "hermes",
     counter: str = "bytes",
-) -> inspect_ai.Task:
+) -> InspectTask:
     """Return tasks of a source, played by `delegate` and scored by `team_return`.
 
     Args:
@@ -75,7 +77,7 @@ def delegation(
     for index in range(num_tasks):
         game = tasks.draw(np.random.default_rng(stream_seed("inspect", seed, index)))
         samples.append(Sample(input=game.prompt, target=game.answer, metadata={GAME: to_builtins(game)}))
-    return inspect_ai.Task(dataset=samples, solver=delegate(limits, protocol, counter), scorer=team_return(reward))
+    return InspectTask(dataset=samples, solver=delegate(limits, protocol, counter), scorer=team_return(reward))
 
 
 @solver  # type: ignore[untyped-decorator]

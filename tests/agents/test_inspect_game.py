@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 from selfcest_env.errors import RecordError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.text.counters import WordCounter
-from selfcest_env.types import Fault, Limits
+from selfcest_env.types import Fault, Limits, Status
 
 if find_spec("inspect_ai") is not None:
     import inspect_ai
@@ -36,7 +38,8 @@ pytestmark = [
 ]
 EPISODES = int(os.environ.get("SELFCEST_INSPECT_EPISODES", "40"))
 PER_TASK = 5
-TASK = Path(__file__).parents[2] / "agents" / "selfcest_agents" / "inspect_game.py"
+ROOT_FOLDER = Path(__file__).parents[2]
+TASK = ROOT_FOLDER / "agents" / "selfcest_agents" / "inspect_game.py"
 WORDS = WordCounter()
 CHARS = 4  # of a token of the scripted model
 
@@ -119,6 +122,36 @@ def test_no_random_episode_is_over_a_limit(tmp_path: Path) -> None:
         print(sums, flush=True)
     assert sums["turns"] > sums["episodes"] > 0
     assert sums["clones"] > 0
+
+
+def test_inspect_eval_finds_the_task_by_the_path_of_its_file(tmp_path: Path) -> None:
+    """The command of docs/export.md in a process that has not imported the task.
+
+    The root's prompt is over its limit, so that no text is needed: the default output of the mock model has no usage,
+    and Inspect would download a tokenizer to count it.
+    """
+    folders = (ROOT_FOLDER, ROOT_FOLDER / "agents")
+    command = [
+        *(
+            str(Path(sys.executable).with_name("inspect")),
+            "eval",
+            f"{TASK}@delegation",
+            "-T",
+            "num_tasks=2",
+            "-T",
+            "limits={'total_tokens': 50}",
+        ),
+        *("--model", "mockllm/model", "--log-dir", str(tmp_path), "--log-format", "json", "--display", "plain"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.json")
+    records = [read_record(sample.store) for sample in read_eval_log(str(file)).samples or []]
+    assert [(record.episode_id, record.root.status) for record in records] == [
+        ("1.1", Status.PROMPT_TOO_LONG),
+        ("2.1", Status.PROMPT_TOO_LONG),
+    ]
 
 
 def write_answer(prompt: str) -> str:

@@ -71,6 +71,7 @@ NOT_RUN = {
     "pip install -e '.[train,vllm]'": INSTALLS,
     "pip install -e '.[train,lora,openai,vllm]' pytest": INSTALLS,
     "pip install -e '.[train,trl]'": INSTALLS,
+    "pip install -e '.[train,tinker]'": INSTALLS,
     "pip install -e '.[verifiers]'": INSTALLS,
     "pip install -e '.[inspect]' openai": INSTALLS,
     "inspect eval agents/selfcest_agents/inspect_game.py@delegation -T num_tasks=20 --model openai/NAME": OF_ONES_OWN,
@@ -180,7 +181,7 @@ BY_PYTHON = {
     "python tests/stress/reliability.py > docs/reliability.md": (
         "tests/studies/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
     ),
-    "selfcest export runs/quick/deciding/seed0/episodes.jsonl --format tinker --credit grpo --out datums.jsonl": (
+    "selfcest export runs/smollm2/delegating/seed0/episodes.jsonl --format tinker --credit gated --out datums.jsonl": (
         "tests/training/test_export_tinker.py::test_the_command_writes_them_and_other_files_are_refused"
     ),
     "vf-eval selfcest-verifiers --env.limits.total_tokens 6000 --model NAME --client.base_url "

@@ -6,9 +6,15 @@ from collections.abc import Sequence
 
 import verifiers.v1 as vf
 
-from selfcest_env.errors import PolicyError, RecordError
+from selfcest_env.errors import ConfigError, PolicyError, RecordError, install_hint
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.types import Fault
+
+try:
+    import torch  # noqa: F401  # The schemes need it, and playing does not.
+except ImportError as error:
+    raise ConfigError(f"{error}; run: {install_hint('train')}") from error
+
 from selfcest_training.credit import CreditAssigner
 from selfcest_training.credit.offline import StoredEpisodes
 from selfcest_training.export.stored import build_credited_samples

@@ -36,7 +36,8 @@ def build_datums(data: CreditedSamples) -> list[tinker.Datum]:
     temperatures = list_temperatures(data.samples)
     if temperatures != [1.0]:
         raise ConfigError(
-            f"the file has tokens of temperatures {temperatures}; expected [1.0], since Tinker computes log-probs at 1"
+            f"the file has tokens of temperatures {temperatures}; expected [1.0], at which Tinker computes log-probs; "
+            "export a run with rl.temperature: 1.0"
         )
     datums = []
     for sample in data.samples:
