@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import selfcest_cli.main as cli
 import selfcest_training.credit
-from selfcest_cli.trace import find_newest, find_runs_files
+from selfcest_cli.trace import find_newest, find_runs_files, name_jobs
 from selfcest_env.errors import RecordError
 from selfcest_eval.play.results import Result, read_results
 from selfcest_eval.report import study_report as report
@@ -137,11 +137,11 @@ def test_trace_finds_the_episodes_of_a_run(tmp_path: Path) -> None:
         (job / "episodes.jsonl").touch()
         os.utime(job / "episodes.jsonl", (100 - age, 100 - age))
     files = [job / "episodes.jsonl" for job in jobs]
-    assert find_runs_files([tmp_path, jobs[1], tmp_path / "other.jsonl"]) == [
-        *files,
-        files[1],
-        tmp_path / "other.jsonl",
-    ]
+    other = tmp_path / "other.jsonl"
+    assert find_runs_files([tmp_path, jobs[1], other]) == [*files, other], "no file counts twice in its groups"
+    assert name_jobs(files[:1]) == [""]
+    assert name_jobs(files) == ["seed0", "seed1"]
+    assert name_jobs([*files, other]) == [f"deciding/seed{seed}/episodes.jsonl" for seed in (0, 1)] + ["other.jsonl"]
     assert find_newest(files) == files[0]
 
 

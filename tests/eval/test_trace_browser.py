@@ -121,10 +121,54 @@ def test_filters_leave_what_they_say(browser: Any, file: Path, records: list[Epi
         assert tab.evaluate("CSS.highlights.get('wanted').size") > 0
 
 
+@pytest.mark.slow
+def test_filters_and_replays_leave_the_result_of_a_group(
+    browser: Any, records: list[EpisodeRecord], tmp_path: Path
+) -> None:
+    def graded(record: EpisodeRecord, correct: float) -> EpisodeRecord:
+        assert record.reward_terms is not None
+        return replace(record, reward_terms={**record.reward_terms, "correct": correct})
+
+    wrong = [graded(record, 0.0) for record in records]
+    records = [graded(record, float(record.episode_id.startswith("s0.g0.e0"))) for record in records]
+    files = []
+    for name, episodes in (("a", records), ("b", wrong)):
+        (tmp_path / name).mkdir()
+        files.append(write(tmp_path / name / "episodes.jsonl", *episodes))
+    write_page(files, tmp_path / "o.html", Console())
+    factual = [record for record in records if record.episode_id in {f"s0.g0.e{k}" for k in range(4)}]
+    returns = [record.team_return for record in factual]
+    with opened(browser, tmp_path / "o.html") as page:
+        tab = page.tab
+        tab.select_option("#order", "by group")
+
+        def heads() -> list[list[str]]:
+            return [head.inner_text().splitlines() for head in tab.locator("#list .row.group").all()]
+
+        tab.select_option("#step", "0")
+        (name, about), (other, none) = heads()
+        assert (name, other) == ("a s0.g0", "b s0.g0")
+        result = about.removeprefix("4 episodes · ")
+        assert result.startswith("1 right · return ")
+        mean, spread = map(float, result.rpartition("return ")[2].replace("−", "-").split(" ± "))
+        assert mean == pytest.approx(np.mean(returns), abs=0.005)
+        assert spread == pytest.approx(np.std(returns, ddof=1), abs=0.005)
+        assert none.startswith("4 episodes · 0 right")
+        tab.check("#with-replays")
+        assert heads()[0] == [name, about]
+        tab.uncheck("#with-replays")
+        tab.select_option("#outcome", "right")
+        assert heads() == [[name, f"1 of 4 episodes · {result}"]]
+        tab.select_option("#outcome", "any")
+        tab.select_option("#job", "b")
+        assert heads() == [[other, none]]
+
+
 def blocks(record: EpisodeRecord) -> str:
     """All that the environment wrote in an episode."""
     blocks = replay_episode(record, [Renderer(RULES)]).blocks
-    return "\n".join(message.text for of_agent in blocks.values() for block in of_agent for message in block)
+    messages = [message for of_agent in blocks.values() for block in of_agent for message in block]
+    return "\n".join("".join(part.text for part in message.parts) for message in messages)
 
 
 @pytest.mark.slow

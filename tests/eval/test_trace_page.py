@@ -190,6 +190,22 @@ def test_groups_steps_and_troubles_are_filters(records: list[EpisodeRecord]) -> 
     assert "out_of_turns" in read.index["troubles"][-1]
 
 
+def test_groups_of_two_jobs_are_apart(
+    records: list[EpisodeRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = ["a/seed0", "b/seed0"]
+    for job in jobs:
+        folder = Path("run", job)
+        folder.mkdir(parents=True)
+        write(folder / "episodes.jsonl", *records)
+    assert selfcest(monkeypatch, "trace", "run", "--html", "o.html") == 0
+    index = Read(Path("o.html").read_text("utf-8")).index
+    (alone,) = {tuple(page(records).index["group"])}
+    assert index["job"] == [job for job in jobs for _ in records]
+    assert index["group"] == [f"{job} {group}" for job in jobs for group in alone]
+
+
 def test_a_notebook_shows_views_and_pages(records: list[EpisodeRecord]) -> None:
     evil = harmful()
     for shown in (

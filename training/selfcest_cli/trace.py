@@ -42,14 +42,31 @@ def find_runs_files(files: Sequence[Path]) -> list[Path]:
     Raises:
         RecordError: a run has stored no episodes yet.
     """
-    found: list[Path] = []
+    episode_files: list[Path] = []
     for file in files:
         stored = sorted(file.glob("*/seed*/episodes.jsonl")) or sorted(file.glob("episodes.jsonl"))
         if (file / "config.yaml").is_file() and not stored:
             raise RecordError(f"{file} is a run without episodes so far; it stores some with each step of RL")
         # The folder of a study stands for its results.
-        found += [file] if (file / "results.jsonl").is_file() or not stored else stored
-    return found
+        episode_files += [file] if (file / "results.jsonl").is_file() or not stored else stored
+    # A file that is named twice would count twice in its groups.
+    return list({file.resolve(): file for file in episode_files}.values())
+
+
+def name_jobs(files: Sequence[Path]) -> list[str]:
+    """Return the path of each file below the folder that all share, without a file name that all have; "" for one file.
+
+    The jobs of a run are named as VARIANT/seedN.
+    """
+    if len(files) == 1:
+        return [""]
+    paths = [file.absolute() for file in files]
+    if len({path.name for path in paths}) == 1:
+        paths = [path.parent for path in paths]
+        shared = os.path.commonpath(paths)
+    else:
+        shared = os.path.commonpath([path.parent for path in paths])
+    return [path.relative_to(shared).as_posix() for path in paths]
 
 
 def find_newest(files: Sequence[Path]) -> Path:
@@ -177,7 +194,7 @@ def write_page(
     renderers: list[Renderer] = []
     credits_by_scheme: list[list[Sequence[Credit]]] = [[] for _ in schemes]  # of each file, by the position of a scheme
     left_out: list[str] = []
-    for number, file in enumerate(files):
+    for number, (file, file_job) in enumerate(zip(files, name_jobs(files), strict=True)):
         cut_lines: list[str] = []
         file_views = list(_read_views(file, strategy, wrong, on_cut=cut_lines.append))
         for line in cut_lines:
@@ -191,7 +208,9 @@ def write_page(
                 file_credits.append(())
                 left_out.append(str(error))
         file_name = str(file) if len(files) > 1 else ""
-        views += [replace(view, file=number, played_as=view.played_as or file_name) for view in file_views]
+        for view in file_views:
+            job = ": ".join(filter(None, (file_job, view.job)))
+            views.append(replace(view, file=number, played_as=view.played_as or file_name, job=job))
         with only_trusted(trusted):
             renderers += renderers_of(file)
     if not views:
@@ -279,8 +298,14 @@ def _read_study_views(file: Path, strategy: str | None, wrong: bool) -> Iterator
         strategies[place.strategy] = None
         if strategy in (None, place.strategy) and not (wrong and result.grade.correct):
             verdict = "right" if result.grade.correct else "wrong"
-            played_as = f"{place.strategy} on {place.family} {place.size}, {at_most(place.budget)}, seed {place.seed}"
-            yield EpisodeView(result.episodes[result.chosen], result.grade.correct, f"{played_as}: {verdict}")
+            budget = at_most(place.budget)
+            played_as = f"{place.strategy} on {place.family} {place.size}, {budget}, seed {place.seed}: {verdict}"
+            yield EpisodeView(
+                result.episodes[result.chosen],
+                result.grade.correct,
+                played_as,
+                job=f"{place.strategy}, {budget}",
+            )
     if strategy is not None and strategy not in strategies:
         raise RecordError(
             f"{file} has no strategy '{strategy}'.{did_you_mean(strategy, strategies)} Its strategies are "

@@ -69,7 +69,7 @@ function choices(select, names) {
 }
 
 /** The filters by a column with values of its own; one without a choice is hidden. */
-const COLUMN_FILTERS = ["outcome", "family", "size", "step", "group"];
+const COLUMN_FILTERS = ["outcome", "family", "size", "job", "step", "group"];
 
 function startFilters() {
   const inOrder = (a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(b, "en", { numeric: true }));
@@ -145,19 +145,28 @@ function filter() {
   markWanted();
 }
 
-/** The episodes below a head for each group, which is a list of its episodes. */
-function inGroups(rows) {
+/** The rows of each group, by its name. */
+function groupRows(rows) {
   const groups = new Map();
   for (const i of rows) {
     const group = groups.get(index.group[i]);
     if (group) group.push(i);
     else groups.set(index.group[i], [i]);
   }
-  return [...groups.values()].flatMap((group) => [group, ...group]);
+  return groups;
 }
 
+/** The episodes below a head for each group, which is a list of its episodes. */
+const inGroups = (rows) => [...groupRows(rows).values()].flatMap((group) => [group, ...group]);
+
+const isFactual = (i) => index.of[i] == null;
+// Filters and replays change the rows below a head, but not the result of the group.
+const factualGroups = groupRows([...index.name.keys()].filter(isFactual));
+
 /** The line above the episodes of a group. */
-function groupHead(group, at) {
+function groupHead(rows, at) {
+  const group = factualGroups.get(index.group[rows[0]]) ?? [];
+  const numShown = rows.filter(isFactual).length;
   const returns = group.map((i) => index.return[i]).filter((value) => value != null);
   const right = group.filter((i) => index.outcome[i] === "right").length;
   const mean = average(returns);
@@ -165,12 +174,12 @@ function groupHead(group, at) {
   const head = make(
     "div",
     { class: "row group", role: "presentation" },
-    make("span", { class: "name" }, index.group[group[0]]),
+    make("span", { class: "name" }, index.group[rows[0]]),
     make(
       "span",
       { class: "about muted" },
       [
-        many(group.length, "episode"),
+        (numShown < group.length ? `${count(numShown)} of ` : "") + many(group.length, "episode"),
         `${count(right)} right`,
         mean == null ? null : `return ${measure(mean)}${spread == null ? "" : ` ± ${measure(spread)}`}`,
       ]

@@ -35,12 +35,14 @@ class EpisodeView:
         right: whether a study's grader found its answer right; `None`: its reward tells.
         played_as: the strategy and eval set of a study, or the name of its file if there are several.
         file: the number of its file. Episode ids are unique in a file only.
+        job: the name of its file among several, and the strategy and budget of a study. Groups of two jobs are apart.
     """
 
     record: EpisodeRecord
     right: bool | None = None
     played_as: str = ""
     file: int = 0
+    job: str = ""
 
     @property
     def key(self) -> tuple[int, str]:
@@ -75,8 +77,8 @@ class SchemeCredit:
 
 
 COLUMNS = (
-    "name", "outcome", "family", "size", "clones", "tokens", "critical", "return", "prompt", "of", "played_as", "step",
-    "group", "troubles",
+    "name", "outcome", "family", "size", "clones", "tokens", "critical", "return", "prompt", "of", "played_as", "job",
+    "step", "group", "troubles",
 )  # fmt: skip
 # The id of an episode of a training run: its step, its group and its number in the group.
 _EPISODE_ID = re.compile(r"s(\d+)\.(.+)\.e\d+")
@@ -214,7 +216,8 @@ class PageBuilder:
             self.add_text(record.task.prompt),
             self._find_original(view.file, record.episode_id),
             view.played_as,
-            *_find_group(record),
+            view.job,
+            *_find_group(view),
             _list_troubles(record),
         )
 
@@ -334,10 +337,15 @@ def _get_outcome(view: EpisodeView) -> str:
     return view.outcome or "answered"
 
 
-def _find_group(record: EpisodeRecord) -> tuple[int | None, str]:
-    """Return the step of training and the group of an episode. Outside of training, a group has the same task."""
-    match = _EPISODE_ID.match(record.episode_id)
-    return (None, record.task.task_id) if match is None else (int(match[1]), f"s{match[1]}.{match[2]}")
+def _find_group(view: EpisodeView) -> tuple[int | None, str]:
+    """Return the step of training and the group of an episode. Outside of training, a group has the same task.
+
+    Every job of a run has groups of the same ids, so the name of a group begins with its job.
+    """
+    match = _EPISODE_ID.match(view.record.episode_id)
+    step = None if match is None else int(match[1])
+    group = view.record.task.task_id if match is None else f"s{match[1]}.{match[2]}"
+    return step, f"{view.job} {group}" if view.job else group
 
 
 def _list_troubles(record: EpisodeRecord) -> list[str]:
