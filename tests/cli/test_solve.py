@@ -291,6 +291,21 @@ def test_a_prompt_that_is_too_long_names_its_length_the_limit_and_what_lifts_it(
     assert "too_long" not in selfcest(*ask, *lifted.split())
 
 
+@pytest.mark.parametrize(
+    ("changes", "ending"),
+    [
+        (["limits.max_turns=0"], "out_of_turns, the root has used all its turns"),
+        (
+            ["limits.total_tokens=4", "limits.answer_reserve=0", "limits.reply_tokens=4"],
+            "prompt_too_long, the question with its documents is a prompt of 7 tokens, but limits.total_tokens is 4; "
+            "add limits.total_tokens=",
+        ),
+    ],
+)
+def test_an_embedded_model_without_a_turn_says_why(selfcest: Console, changes: list[str], ending: str) -> None:
+    assert f"no answer: {ending}" in selfcest("solve", "5:[60]-[65]", "--policy", "deciding", *changes)
+
+
 def test_a_chat_model_as_it_comes_has_the_limits_of_the_game(selfcest: Console, tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(CHATML)
     tokenizer.save_pretrained(tmp_path / "chat")

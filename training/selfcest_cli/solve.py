@@ -310,7 +310,10 @@ def describe_unknown_question(task: Task, policy: PlugIn, rules: Rules) -> list[
     run = load_stored_config(run_file(find_model_folder(policy.options["folder"])))
     if run.model.name != "tiny":
         return []  # another model may understand questions that it was not trained on
-    observation = observe(Kernel(task, rules), ROOT)
+    kernel = Kernel(task, rules)
+    if ROOT not in kernel.ready():
+        return []  # the limits leave the root no turn, which the episode itself reports
+    observation = observe(kernel, ROOT)
     examples: dict[str, str] = {}
     for name, plug_in in run.tasks.items():
         try:
