@@ -108,7 +108,7 @@ def test_filters_leave_what_they_say(browser: Any, file: Path, records: list[Epi
         page.shows("#episode-name", "s0.g0.e0")
         assert serious(tab) == []
         turn = next(turn for key, turn in factual[5].turns() if key.agent_id != ROOT)
-        said = turn.generation.text
+        said = turn.generation.text.splitlines()[0]  # a search field holds one line
         tab.fill("#find", said)
         assert found() == 0
         tab.check("#in-turns")
@@ -162,6 +162,32 @@ def test_filters_and_replays_leave_the_result_of_a_group(
         tab.select_option("#outcome", "any")
         tab.select_option("#job", "b")
         assert heads() == [[other, none]]
+
+
+@dataclass(frozen=True)
+class Saying:
+    """Answers with the same text."""
+
+    text: str
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        return self.text
+
+
+@pytest.mark.slow
+def test_a_search_marks_hits_in_any_text(browser: Any, tmp_path: Path) -> None:
+    # "İ" is longer in lower case. The number of hits is more than a call of a function can take as arguments.
+    policy = ScriptedPolicy(Saying(f"Answer: {'İ' * 9}{'a' * 200_000}(End"))
+    (record,) = rollout([RolloutRequest("e", Task("t", "Q?", "7", "test"), 0)], policy, RULES)
+    file = tmp_path / "o.html"
+    file.write_text(make_viewer_page("T", [EpisodeView(record)], [Renderer(RULES)], ()).render(), encoding="utf-8")
+    with opened(browser, file) as page:
+        page.tab.check("#in-turns")
+        for wanted, marked, number in (("(end", "(End", 1), ("İİİİİİİİİA", "İİİİİİİİİa", 1), ("A", "a", 10_000)):
+            page.tab.fill("#find", wanted)
+            assert page.text("#found").startswith("1 of 1 episode")
+            hits = page.tab.evaluate("[...CSS.highlights.get('wanted')].map(String)")
+            assert (hits[0], len(hits)) == (marked, number)
 
 
 def blocks(record: EpisodeRecord) -> str:

@@ -191,23 +191,27 @@ function groupHead(rows, at) {
   return head;
 }
 
+const MOST_MARKS = 10_000; // more make a page of long texts slow
+
 /** Mark the searched words in the texts of the shown agent. */
 function markWanted() {
-  const wanted = $("find").value.toLowerCase();
-  const ranges = [];
-  if (wanted) {
-    const walker = document.createTreeWalker($("turns"), NodeFilter.SHOW_TEXT);
-    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-      const said = node.data.toLowerCase();
-      for (let at = said.indexOf(wanted); at >= 0; at = said.indexOf(wanted, at + wanted.length)) {
-        const range = new Range();
-        range.setStart(node, at);
-        range.setEnd(node, Math.min(node.length, at + wanted.length));
-        ranges.push(range);
-      }
+  if (!CSS.highlights) return;
+  const highlight = new Highlight();
+  CSS.highlights.set("wanted", highlight);
+  const wanted = $("find").value;
+  if (!wanted) return;
+  // Some texts are longer in lower case, so places in them are found without a change of case.
+  const pattern = new RegExp(wanted.replace(/[\^$\\.*+?()[\]{}|/]/g, "\\$&"), "giu");
+  const walker = document.createTreeWalker($("turns"), NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    for (const match of node.data.matchAll(pattern)) {
+      if (highlight.size === MOST_MARKS) return;
+      const range = new Range();
+      range.setStart(node, match.index);
+      range.setEnd(node, match.index + match[0].length);
+      highlight.add(range);
     }
   }
-  CSS.highlights?.set("wanted", new Highlight(...ranges));
 }
 
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
