@@ -27,7 +27,7 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import Answer, Limits, Task
 from selfcest_env.views import Observation
 from selfcest_eval.play.config import StudyConfig, parse_study
-from selfcest_eval.play.costs import costs_of
+from selfcest_eval.play.costs import FailedEpisodes, costs_of
 from selfcest_eval.play.model_costs import read_shape
 from selfcest_eval.play.results import read_results
 from selfcest_eval.play.strategies import Episodes, FullReader, Instance, PlayContext, Strategy
@@ -104,6 +104,11 @@ def test_a_memory_stays_within_its_budget_and_forgets_nothing_by_a_fault(tmp_pat
     for budget in (150, 600, 1200):
         for _, episodes in play(MemoryAgent(), source, tmp_path, replace(LIMITS, total_tokens=budget, reply_tokens=64)):
             assert sum(episode.cost.total_tokens for episode in episodes) <= budget
+            # The memory of an update must not be graded as the answer.
+            turn = MemoryTurn.read(episodes[-1].task.prompt)
+            assert turn is not None
+            assert (episodes[-1].answer is not None) <= turn.is_last
+            assert episodes[-1].answer or not episodes[-1].root.turns or turn.is_last
 
     @dataclass(frozen=True)
     class FailsAtSecond:
@@ -119,6 +124,14 @@ def test_a_memory_stays_within_its_budget_and_forgets_nothing_by_a_fault(tmp_pat
     context = PlayContext(replace(LIMITS, max_turns=1), 0.0, source, HERMES)
     (episodes,) = MemoryAgent().play([Instance(task, 0)], context, player)
     assert episodes[-1].answer == "nothing and part 1 and part 3 and the end"
+    assert sum(map(FailedEpisodes().of, episodes)) == 1
+    # A budget that the first turn uses up: the second ends before its prompt, at no cost.
+    context = replace(
+        context, limits=replace(context.limits, total_tokens=episodes[0].cost.total_tokens, reply_tokens=64)
+    )
+    (short,) = MemoryAgent().play([Instance(task, 0)], context, player)
+    assert [episode.answer for episode in short] == ["nothing and part 1", None]
+    assert short[MemoryAgent().choose(short, [])].cost.total_tokens == 0
 
 
 # A search

@@ -132,7 +132,7 @@ STUDY_KEYS = {
     "planner": "3575043bf990b1c3",
     "playbook": "c28b79d1bb938388",
     "board": "2e6c3a694665c0ee",
-    "memory_agent": "1eec790cd676c48a",
+    "memory_agent": "39618872b8ae1ed1",
     "bm25": "342cd1cee5eb815e",
     "bm25 delegate": "0d9f6663fb1b0e67",
     "bm25_read": "eb0b6823a58aacf2",

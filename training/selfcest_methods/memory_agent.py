@@ -28,11 +28,14 @@ from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strat
 class MemoryAgent(Strategy):
     """A serial reader: one episode for each document, which answers with the new memory, and one for the answer.
 
-    A turn without an answer leaves the memory as it was. `limits.turn_tokens` bounds the memory.
+    A turn without an answer leaves the memory as it was; the cost `failed_episodes` counts such turns.
+    `limits.turn_tokens` bounds the memory.
     """
 
     delegates: ClassVar[bool] = False
     in_series: ClassVar[bool] = True
+    # 1: a text whose budget runs out has no answer. Before, its last memory was graded as one.
+    version: ClassVar[int] = 1
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=0)
@@ -45,11 +48,14 @@ class MemoryAgent(Strategy):
             turns: dict[int, Instance] = {}
             limits: list[Limits] = []
             for i, instance in enumerate(instances):
+                is_over = len(played[i]) < turn or (turn > 0 and not played[i][-1].root.turns)
+                if is_over or turn > len(instance.task.context):
+                    continue
                 remaining = find_remaining_limits(context.limits, played[i])
-                # A text whose budget is used up gets no further turn, so its last one is no answer.
-                if turn <= len(instance.task.context) and len(played[i]) == turn and remaining is not None:
-                    turns[i] = replace(instance, task=_make_turn(instance.task, memories[i], turn))
-                    limits.append(remaining)
+                # Without budget the next turn ends before its prompt, so that the text's last episode has no answer.
+                # Otherwise the memory of the last update would be graded as the answer.
+                limits.append(remaining or replace(context.limits, total_tokens=0, answer_reserve=0))
+                turns[i] = replace(instance, task=_make_turn(instance.task, memories[i], turn))
             records = self.play_once(list(turns.values()), limits, turn, context, player)
             for i, record in zip(turns, records, strict=True):
                 played[i] += (record,)

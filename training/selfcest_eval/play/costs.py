@@ -178,6 +178,14 @@ class ConcurrentContext(EpisodeCost):
         return max(values)
 
 
+@dataclass(frozen=True)
+class FailedEpisodes(EpisodeCost):
+    """The number of episodes without an answer. `ended_*` of a report shows only the episode whose answer counts."""
+
+    def of(self, episode: EpisodeRecord) -> float:
+        return float(episode.answer is None)
+
+
 COSTS = Registry(
     EpisodeCost,
     "cost",
@@ -188,6 +196,7 @@ COSTS = Registry(
         "visible_context": "selfcest_eval.play.costs:VisibleContext",
         "visible_token_steps": "selfcest_eval.play.costs:VisibleTokenSteps",
         "concurrent_context": "selfcest_eval.play.costs:ConcurrentContext",
+        "failed_episodes": "selfcest_eval.play.costs:FailedEpisodes",
         "flops": "selfcest_eval.play.model_costs:Flops",
         "peak_memory": "selfcest_eval.play.model_costs:PeakMemory",
     },
