@@ -125,10 +125,9 @@ def test_a_memory_stays_within_its_budget_and_forgets_nothing_by_a_fault(tmp_pat
     (episodes,) = MemoryAgent().play([Instance(task, 0)], context, player)
     assert episodes[-1].answer == "nothing and part 1 and part 3 and the end"
     assert sum(map(FailedEpisodes().of, episodes)) == 1
-    # A budget that the first turn uses up: the second ends before its prompt, at no cost.
-    context = replace(
-        context, limits=replace(context.limits, total_tokens=episodes[0].cost.total_tokens, reply_tokens=64)
-    )
+    # The rest of the budget is below the cost of the first turn, so the second ends before its prompt, at no cost.
+    limits = replace(context.limits, total_tokens=2 * episodes[0].cost.total_tokens - 1, reply_tokens=64)
+    context = replace(context, limits=limits)
     (short,) = MemoryAgent().play([Instance(task, 0)], context, player)
     assert [episode.answer for episode in short] == ["nothing and part 1", None]
     assert short[MemoryAgent().choose(short, [])].cost.total_tokens == 0
