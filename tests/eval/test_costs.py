@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from chat_models import CHATML, chat_tokenizer, tiny_llama
+from transformers import LlamaConfig
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Generation, Turn
@@ -119,17 +121,41 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_operations_by_hand(model: str) -> None:
     shape = read_shape(model)
     embeddings = shape.weights - WEIGHTS
+    assert shape.output_weights == embeddings
+    output = 2 * embeddings  # of one generated token
     assert (shape.layer_weights, shape.layers, shape.query_width, shape.key_width) == (WEIGHTS, 2, 32, 16)
     assert embeddings == 32 * len(chat_tokenizer(CHATML))  # tied, so counted once
     # ALONE has a prompt of 3, 2 generated tokens, 1 more of a prompt and 4 generated ones, in one context of 10.
     keys = (1 + 2 + 3) + (4 + 5) + 6 + (7 + 8 + 9 + 10)
-    assert Flops(model=model).of(ALONE) == 2 * WEIGHTS * 10 + 4 * 2 * 32 * keys
+    assert Flops(model=model).of(ALONE) == 2 * WEIGHTS * 10 + 4 * 2 * 32 * keys + 6 * output
     assert Flops(model=model, phase="prefill").of(ALONE) == 2 * WEIGHTS * 4 + 4 * 2 * 32 * (6 + 6)
-    assert Flops(model=model, phase="decoding").of(ALONE) == 2 * WEIGHTS * 6 + 4 * 2 * 32 * (9 + 34)
+    assert Flops(model=model, phase="decoding").of(ALONE) == 2 * WEIGHTS * 6 + 4 * 2 * 32 * (9 + 34) + 6 * output
     # Every agent has a context of its own.
     contexts = (44, 36, 23, 25, 7)
     keys = sum(length * (length + 1) // 2 for length in contexts)
-    assert Flops(model=model).of(TREE) == 2 * WEIGHTS * sum(contexts) + 4 * 2 * 32 * keys
+    generated = 17 + 30 + 15 + 20 + 1
+    assert Flops(model=model).of(TREE) == 2 * WEIGHTS * sum(contexts) + 4 * 2 * 32 * keys + generated * output
+
+
+def test_the_shape_of_smollm2_by_hand(tmp_path: Path) -> None:
+    LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    ).save_pretrained(tmp_path)
+    shape = read_shape(str(tmp_path))
+    assert shape.layer_weights == 106_203_456
+    assert shape.weights == 134_515_008
+    assert shape.output_weights == 49152 * 576
+    assert shape.flops(1, 2) - shape.flops(0, 1) == 69_120  # one more key
+    assert shape.cached_numbers == 11_520
+    per_token = shape.flops(0, 1000) / 1000
+    ratios = [shape.flops(0, length) / length / per_token for length in (8000, 16_000, 32_000)]
+    assert ratios == pytest.approx([1.98, 3.10, 5.34], abs=0.005)
 
 
 def test_memory_by_hand(model: str) -> None:

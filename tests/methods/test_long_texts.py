@@ -244,7 +244,8 @@ def test_a_study_compares_operations_memory_and_seconds(tmp_path: Path, monkeypa
         assert result.costs["wall_seconds"] > 0
         if result.place.strategy == "full_reader":
             tokens = int(result.costs["total_tokens"])
-            assert result.costs["flops"] == shape.flops(0, tokens)
+            output = shape.output_flops * int(result.costs["generated_tokens"])
+            assert result.costs["flops"] == shape.flops(0, tokens) + output
             assert result.costs["memory"] == 4 * (shape.weights + shape.cached_numbers * tokens)
             assert result.support is None or result.support.recall == 1
         else:

@@ -26,6 +26,7 @@ class ModelShape:
     Attributes:
         weights: number of parameters, tied ones counted once.
         layer_weights: those of them that are in no embedding and in no output projection.
+        output_weights: number of parameters of the output projection, which may be those of the embedding.
         layers: number of layers.
         query_width: number of query heads times their dimension.
         key_width: number of key heads times their dimension.
@@ -33,6 +34,7 @@ class ModelShape:
 
     weights: int
     layer_weights: int
+    output_weights: int
     layers: int
     query_width: int
     key_width: int
@@ -43,11 +45,16 @@ class ModelShape:
         A token at position i, from 0, costs 2 N + 4 L d (i + 1): a multiplication and an addition for each of the N
         parameters outside of embeddings, and the same for each of the d channels of a query with each of i + 1 keys and
         values, in each of L layers. It is a third of the operations of training in Chowdhery et al. (PaLM, arXiv
-        2204.02311, appendix B), 6 N + 12 L H Q T, with d = H Q and the exact number of keys in the place of T. The
-        output projection, softmax, norms and activations are left out.
+        2204.02311, appendix B), 6 N + 12 L H Q T, with d = H Q and the exact number of keys in the place of T. Softmax,
+        norms and activations are left out, and the output projection too, which generated tokens alone need.
         """
         num_keys = (stop * (stop + 1) - start * (start + 1)) // 2
         return 2.0 * self.layer_weights * (stop - start) + 4.0 * self.layers * self.query_width * num_keys
+
+    @property
+    def output_flops(self) -> float:
+        """The operations of the output projection for one generated token."""
+        return 2.0 * self.output_weights
 
     @property
     def cached_numbers(self) -> int:
@@ -73,6 +80,7 @@ def read_shape(source: str) -> ModelShape:
     return ModelShape(
         weights=weights,
         layer_weights=weights - sum(embeddings.values()),
+        output_weights=model.get_output_embeddings().weight.numel(),
         layers=config.num_hidden_layers,
         query_width=heads * head_width,
         key_width=(getattr(config, "num_key_value_heads", None) or heads) * head_width,
@@ -105,7 +113,7 @@ class Flops(ModelCost):
     """Floating-point operations of all agents; see `ModelShape.flops`.
 
     Every token of a context is computed once: an agent's own earlier tokens are in its cache, those of other agents are
-    not.
+    not. So the system prompt counts in full for each agent, although an engine with a prefix cache computes it once.
 
     Attributes:
         phase: "prefill" for the tokens that the environment wrote, "decoding" for generated ones, or "all".
@@ -124,6 +132,7 @@ class Flops(ModelCost):
                     total += self.shape.flops(position, generated_from)
                 if self.phase != "prefill":
                     total += self.shape.flops(generated_from, stop)
+                    total += self.shape.output_flops * turn.facts.generated_tokens
                 position = stop
         return total
 
