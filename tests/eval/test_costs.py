@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_models import CHATML, chat_tokenizer, tiny_llama
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, MixtralConfig
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Generation, Turn
@@ -156,6 +157,20 @@ def test_the_shape_of_smollm2_by_hand(tmp_path: Path) -> None:
     per_token = shape.flops(0, 1000) / 1000
     ratios = [shape.flops(0, length) / length / per_token for length in (8000, 16_000, 32_000)]
     assert ratios == pytest.approx([1.98, 3.10, 5.34], abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (Gemma3TextConfig(), "which has layers of sliding_attention; expected full attention in every layer"),
+        (MistralConfig(sliding_window=8), "which has sliding_window = 8; expected full attention in every layer"),
+        (MixtralConfig(), "which has 8 experts; expected a model without experts"),
+    ],
+)
+def test_models_whose_costs_have_another_formula_are_refused(config: Any, said: str, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        Flops(model=str(tmp_path)).check()
 
 
 def test_memory_by_hand(model: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from selfcest_agents.pretrained import model_config
 from selfcest_env.errors import ConfigError
@@ -17,6 +17,9 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.structure import Name, Positive
 from selfcest_env.types import AgentId
 from selfcest_eval.play.costs import ConcurrentContext, EpisodeCost
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def read_shape(source: str) -> ModelShape:
     from transformers import AutoModelForCausalLM
 
     config = model_config(source)
+    _check_layers(source, config)
     heads = config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
     # On the meta device parameters have shapes and no values.
@@ -85,6 +89,24 @@ def read_shape(source: str) -> ModelShape:
         query_width=heads * head_width,
         key_width=(getattr(config, "num_key_value_heads", None) or heads) * head_width,
     )
+
+
+def _check_layers(source: str, config: PreTrainedConfig) -> None:
+    """Raise `ConfigError` if tokens do not attend to all earlier ones, or do not use all weights."""
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    layer_types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if window is not None or layer_types:
+        layers = f"layers of {', '.join(sorted(layer_types))}" if layer_types else f"sliding_window = {window}"
+        raise ConfigError(
+            f"model is {source}, which has {layers}; expected full attention in every layer, since the formulas of "
+            "costs count all earlier tokens as keys; use another model"
+        )
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if getattr(config, name, None):
+            raise ConfigError(
+                f"model is {source}, which has {getattr(config, name)} experts; expected a model without experts, "
+                "since the formulas of costs count every weight for every token; use another model"
+            )
 
 
 @dataclass(frozen=True)
