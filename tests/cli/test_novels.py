@@ -8,8 +8,10 @@ import shlex
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
 from test_page_commands import PAGES, commands
 from test_prose import make_package, serialise
@@ -17,7 +19,7 @@ from test_solve import Console, selfcest
 
 from selfcest_env.tasks import novels
 from selfcest_env.tasks.long_context import split_sentences
-from selfcest_env.tasks.room_stories import RoomStories
+from selfcest_env.tasks.room_stories import PEOPLE, THINGS, RoomStories
 from selfcest_eval.play.results import read_results
 
 __all__ = ["selfcest"]  # a fixture
@@ -103,6 +105,42 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
                 {"delegate", "memory_agent"} if "128k" in name else strategies | {"bm25", "full_reader"}
             )
     assert num_run == 6
+
+
+def find_sources(value: Any, name: str) -> list[dict[str, Any]]:
+    """Return the options of all sources of this name in a config, at any depth."""
+    sources: list[dict[str, Any]] = []
+    if isinstance(value, dict):
+        if value.get("name") == name:
+            sources.append(value.get("options", value))
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            sources += find_sources(item, name)
+    return sources
+
+
+def test_the_evaluation_is_not_in_training() -> None:
+    training = yaml.safe_load((ROOT / "training/configs/novels.yaml").read_text(encoding="utf-8"))["tasks"]
+    evaluation = yaml.safe_load((ROOT / "training/configs/novels_frontier.yaml").read_text(encoding="utf-8"))["tasks"]
+    assert not find_sources(training, "babi")
+    assert not find_sources(evaluation, "room_stories")
+    # The official stories have the default names of `RoomStories`.
+    stories = find_sources(training, "room_stories")
+    assert stories
+    for source in stories:
+        assert {"people", "things"} <= source.keys()
+        assert set(source["people"]).isdisjoint(PEOPLE)
+        assert set(source["things"]).isdisjoint(THINGS)
+    fillers = {"train": find_fillers(training), "test": find_fillers(evaluation)}
+    for part, options in fillers.items():
+        assert {filler["part"] for filler in options} == {part}
+    (test_books,) = {tuple(filler["test_books"]) for filler in [*fillers["train"], *fillers["test"]]}
+    assert test_books
+
+
+def find_fillers(tasks: dict[str, Any]) -> list[dict[str, Any]]:
+    return [source["filler"] for source in find_sources(tasks, "babilong")]
 
 
 def test_the_page_has_no_number_that_the_configs_do_not_have() -> None:
