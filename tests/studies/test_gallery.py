@@ -62,6 +62,13 @@ def test_every_picture_is_what_the_command_below_it_draws(
     assert (tmp_path / "drawn.svg").read_bytes() == Path(picture).read_bytes()
 
 
+def test_episodes_without_one_of_their_clones_have_a_page(tmp_path: Path) -> None:
+    file = ROOT / "studies" / "gallery" / "evidence" / "replayed.jsonl"
+    result = CliRunner().invoke(cli.app, ["trace", str(file), "--html", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    assert '"status":"absent"' in (tmp_path / "page.html").read_text(encoding="utf-8").replace(" ", "")
+
+
 def test_nothing_lies_there_that_no_page_shows(gallery: ModuleType) -> None:
     assert {path.name for path in (DOCS / "trees").iterdir()} == {Path(line).name for line in COMMANDS}
     assert {path.stem for path in gallery.TREES.glob("*.jsonl")} == set(gallery.EPISODES)

@@ -96,9 +96,10 @@ def _replay_with(record: EpisodeRecord, renderer: Renderer, timeline: Timeline) 
     for kernel in replay_turns(record, renderer.rules.with_limits(record.limits), choose):
         changed = {}
         for agent_id in _list_touched(kernel, turn):
-            account = kernel.ledger.accounts[agent_id]
+            # A clone that a replay leaves out has no account.
+            account = kernel.ledger.accounts.get(agent_id)
             # Accounts are immutable, so an unchanged one is the same object.
-            if before.get(agent_id) is not account:
+            if account is not None and before.get(agent_id) is not account:
                 changed[agent_id] = before[agent_id] = account
         changes.append(LedgerChange(turn, changed))
     assert kernel is not None
