@@ -20,6 +20,7 @@ from test_solve import Console, selfcest
 from selfcest_env.tasks import novels
 from selfcest_env.tasks.long_context import split_sentences
 from selfcest_env.tasks.room_stories import PEOPLE, THINGS, RoomStories
+from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.results import read_results
 
 __all__ = ["selfcest"]  # a fixture
@@ -37,7 +38,7 @@ def make_overrides(paths: list[str], model: str) -> list[str]:
 def write_inputs(folder: Path) -> str:
     """Write the package, the official stories and the model, and return the model's folder."""
     records = b""
-    for title in ("Emma", "Persuasion"):
+    for title in ("Emma", "Persuasion", "Mansfield Park"):
         sentences = [f"It was the day number {number} of that very long year." for number in range(40)]
         content = serialise([title.upper(), "", *sentences])
         records += struct.pack(">I", len(content)) + zlib.compress(content)
@@ -48,9 +49,11 @@ def write_inputs(folder: Path) -> str:
         facts = " ".join(str(fact + 1) for fact in json.loads(str(task.metadata["facts"])))
         lines += [f"{number} {statement}" for number, statement in enumerate(statements, 1)]
         lines.append(f"{len(statements) + 1} {task.prompt}\t{task.answer}\t{facts}")
-    stories = folder / "data" / "babi" / "tasks_1-20_v1-2" / "en" / "qa2_two-supporting-facts_test.txt"
-    stories.parent.mkdir(parents=True)
-    stories.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    stories = folder / "data" / "babi" / "tasks_1-20_v1-2" / "en"
+    stories.mkdir(parents=True)
+    for part in ("train", "test"):
+        file = stories / f"qa2_two-supporting-facts_{part}.txt"
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     tokenizer = chat_tokenizer(CHATML, byte_level([PAGES["docs/novels.md"]], vocab_size=1000))
     tiny_llama(tokenizer, positions=8192).save_pretrained("tiny")
     tokenizer.save_pretrained("tiny")
@@ -87,24 +90,31 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
         else:
             # The lengths of the page are replaced; the name and the strategies of the study are not.
             words = [word for word in words if ".words" not in word]
-            paths = [f"tasks.{name}.options" for name in ("qa2_4k", "qa2_16k", "qa2_32k")]
-            costs = [f"costs.{name}.options.model={model}" for name in ("flops", "peak_memory")]
+            config = yaml.safe_load(Path(words[words.index("-c") + 1]).read_text(encoding="utf-8"))
+            paths = [f"tasks.{name}.options" for name in config["tasks"]]
             overrides = [word for word in make_overrides(paths, model) if not word.startswith("model.")]
-            if "strategies.full_reader_scaled=null" not in words:
+            for cost, options in config["costs"].items():
+                if "model" in options.get("options", {}):
+                    overrides.append(f"costs.{cost}.options.model={model}")
+            if "full_reader_scaled" in config["strategies"] and "strategies.full_reader_scaled=null" not in words:
                 scaled = "strategies.full_reader_scaled.policy.options.model.options"
                 overrides.append(f"{scaled}.source={model}")
-            selfcest(
-                *words, *overrides, *costs, "seeds=[0]", "episodes=1", "limits.turn_tokens=60", "limits.max_turns=1"
-            )
-            name = next((word.removeprefix("name=") for word in words if word.startswith("name=")), "novels_frontier")
+            selfcest(*words, *overrides, "seeds=[0]", "episodes=1", "limits.turn_tokens=60", "limits.max_turns=1")
+            name = next((word.removeprefix("name=") for word in words if word.startswith("name=")), config["name"])
             results = list(read_results(tmp_path / "studies" / name / "results.jsonl"))
             assert results
-            assert all(result.costs is None or result.costs["flops"] > 0 for result in results)
+            for result in results:
+                assert result.costs is None or all(result.costs[cost] > 0 for cost in config["compared"])
             strategies = {result.place.strategy for result in results}
             assert strategies == (
-                {"delegate", "memory_agent"} if "128k" in name else strategies | {"bm25", "full_reader"}
+                {"delegate", "memory_agent"} if "128k" in name else strategies | {"oracle_documents", "full_reader"}
             )
-    assert num_run == 6
+    assert num_run == 7
+
+
+def read_tasks(name: str) -> dict[str, Any]:
+    config = yaml.safe_load((ROOT / f"training/configs/{name}.yaml").read_text(encoding="utf-8"))
+    return dict(config["tasks"])
 
 
 def find_sources(value: Any, name: str) -> list[dict[str, Any]]:
@@ -120,11 +130,13 @@ def find_sources(value: Any, name: str) -> list[dict[str, Any]]:
     return sources
 
 
-def test_the_evaluation_is_not_in_training() -> None:
-    training = yaml.safe_load((ROOT / "training/configs/novels.yaml").read_text(encoding="utf-8"))["tasks"]
-    evaluation = yaml.safe_load((ROOT / "training/configs/novels_frontier.yaml").read_text(encoding="utf-8"))["tasks"]
+def find_fillers(tasks: dict[str, Any]) -> list[dict[str, Any]]:
+    return [source["filler"] for source in find_sources(tasks, "babilong")]
+
+
+def test_training_gate_and_evaluation_share_no_story_and_no_book() -> None:
+    training = read_tasks("novels")
     assert not find_sources(training, "babi")
-    assert not find_sources(evaluation, "room_stories")
     # The official stories have the default names of `RoomStories`.
     stories = find_sources(training, "room_stories")
     assert stories
@@ -132,15 +144,27 @@ def test_the_evaluation_is_not_in_training() -> None:
         assert {"people", "things"} <= source.keys()
         assert set(source["people"]).isdisjoint(PEOPLE)
         assert set(source["things"]).isdisjoint(THINGS)
-    fillers = {"train": find_fillers(training), "test": find_fillers(evaluation)}
-    for part, options in fillers.items():
-        assert {filler["part"] for filler in options} == {part}
-    (test_books,) = {tuple(filler["test_books"]) for filler in [*fillers["train"], *fillers["test"]]}
-    assert test_books
+    (held_out,) = {tuple(filler["test_books"]) for filler in find_fillers(training)}
+    assert {filler["part"] for filler in find_fillers(training)} == {"train"}
+    files: list[str] = []
+    books: list[str] = []
+    for study in ("novels_gate", "novels_frontier"):
+        tasks = read_tasks(study)
+        assert not find_sources(tasks, "room_stories")
+        (file,) = {source["path"] for source in find_sources(tasks, "babi")}
+        (test_books,) = {tuple(filler["test_books"]) for filler in find_fillers(tasks)}
+        assert {filler["part"] for filler in find_fillers(tasks)} == {"test"}
+        files.append(file)
+        books += test_books
+    assert len(set(files)) == len(files)
+    assert len(set(books)) == len(books)
+    assert set(books) == set(held_out)
 
 
-def find_fillers(tasks: dict[str, Any]) -> list[dict[str, Any]]:
-    return [source["filler"] for source in find_sources(tasks, "babilong")]
+@pytest.mark.parametrize("name", ["novels_gate", "novels_frontier"])
+def test_the_studies_are_valid(name: str) -> None:
+    path = ROOT / f"training/configs/{name}.yaml"
+    assert parse_study(yaml.safe_load(path.read_text(encoding="utf-8"))).name == name
 
 
 def test_the_page_has_no_number_that_the_configs_do_not_have() -> None:
@@ -153,4 +177,4 @@ def test_the_page_has_no_number_that_the_configs_do_not_have() -> None:
     assert "episodes: 48" in frontier
     assert "limit: 48" in frontier
     assert "documents: 4" in frontier
-    assert len(text.split()) <= 700
+    assert len(text.split()) <= 760

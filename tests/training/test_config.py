@@ -40,7 +40,8 @@ PHASE, OPTIMIZER = "variants.delegating.warmstart.phases.0", "variants.delegatin
 LOSS = "variants.delegating.rl.loss"
 NAN, INF = float("nan"), float("inf")
 CONFIGS = sorted(Path(__file__).parents[2].glob("training/configs/**/*.yaml"))
-SHIPPED = [path for path in CONFIGS if "frontier" not in path.stem]  # the others are of studies
+# The others are of studies.
+SHIPPED = [path for path in CONFIGS if not path.stem.endswith(("frontier", "gate"))]
 
 
 def small() -> dict[str, Any]:
