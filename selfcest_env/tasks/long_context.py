@@ -21,7 +21,7 @@ from selfcest_env.structure import Between, Checked, check_unused
 from selfcest_env.tasks.babi import StorySource
 from selfcest_env.tasks.finite import MAX_SEED, FiniteSource
 from selfcest_env.tasks.plan import appears_in, normalize_words
-from selfcest_env.tasks.prose import Prose, count_words
+from selfcest_env.tasks.prose import Prose, count_words, pack_sentences
 from selfcest_env.tasks.qa import QuestionSource
 from selfcest_env.tasks.rooms import conclude_from_memory, is_event, people, remember
 from selfcest_env.tasks.source import IDENTITY, Proposal, Style, content_hash
@@ -190,15 +190,7 @@ class Babilong(Checked):
         if self.words_per_document is None:
             length = self.sentences_per_document
             return [sentences[start : start + length] for start in range(0, len(sentences), length)]
-        documents: list[list[str]] = []
-        words = self.words_per_document  # words of the last document, which is full at first
-        for sentence in sentences:
-            words += count_words(sentence)
-            if words > self.words_per_document:
-                documents.append([])
-                words = count_words(sentence)
-            documents[-1].append(sentence)
-        return documents
+        return pack_sentences(sentences, self.words_per_document)
 
     def _draw_prose(self, prose: Prose, names: Set[str], rng: np.random.Generator) -> tuple[str, list[str]]:
         """Return the name of a book and consecutive sentences of it, without those that `_is_usable` refuses.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,10 +99,31 @@ def split_prose(text: str) -> list[str]:
     """Return the sentences of a text whose paragraphs are separated by empty lines. Headings are left out."""
     sentences: list[str] = []
     for paragraph in _PARAGRAPH_END.split(text.replace("\r\n", "\n")):
-        for piece in _SENTENCE_END.split(" ".join(paragraph.split())):
+        for piece in split_paragraph(paragraph):
             if _ENDS_SENTENCE.search(piece) and count_words(piece) >= _MIN_WORDS:
                 sentences.append(piece)
     return sentences
+
+
+def pack_sentences(sentences: Sequence[str], length: int) -> list[list[str]]:
+    """Return the sentences of each document of at most `length` words. A document is full before the next one starts.
+
+    A longer sentence is a document of its own.
+    """
+    documents: list[list[str]] = []
+    words = length  # words of the last document, which is full at first
+    for sentence in sentences:
+        words += count_words(sentence)
+        if words > length:
+            documents.append([])
+            words = count_words(sentence)
+        documents[-1].append(sentence)
+    return documents
+
+
+def split_paragraph(text: str) -> list[str]:
+    """Return the sentences of a text without empty lines, and what is left after the last one."""
+    return _SENTENCE_END.split(" ".join(text.split()))
 
 
 def _read_sentences(file: Path) -> tuple[str, ...]:

@@ -234,7 +234,8 @@ def test_every_built_in_strategy_says_its_style() -> None:
         "oracle_decomposition": (Style.DELEGATE,), "always_delegates": (Style.DELEGATE,),
         "never_delegates": (Style.READ,), "turn_limit": (), "turn_extension": (), "thread_count": (),
         "decide_first": (), "modes": (), "scale": (), "bandit": (), "planner": (), "playbook": (), "board": (),
-        "bm25": (Style.DELEGATE,), "bm25_read": (Style.SOLVE,), "oracle_documents": (Style.DELEGATE,),
+        "bm25": (Style.DELEGATE,), "bm25_read": (Style.SOLVE,), "bm25_sentences": (Style.DELEGATE,),
+        "oracle_documents": (Style.DELEGATE,),
         "full_reader": (Style.SOLVE,), "memory_agent": (),
     }  # fmt: skip
     assert make_strategy("best_of_n", {"max_reads": 3}, "strategies.x").styles() == (Style.READ,)

@@ -34,7 +34,7 @@ from selfcest_eval.play.strategies import Episodes, FullReader, Instance, PlayCo
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report
 from selfcest_methods.memory_agent import MemoryAgent
-from selfcest_methods.retrieval import Bm25, Bm25Read, OracleDocuments, keep_documents
+from selfcest_methods.retrieval import Bm25, Bm25Read, Bm25Sentences, OracleDocuments, keep_documents
 
 WORDS = WordCounter()
 LIMITS = Limits(None, turn_tokens=400, reply_tokens=None, max_clones=None, max_clones_per_call=None)
@@ -163,6 +163,25 @@ def test_what_a_search_finds(strategy: Any, kept: list[str]) -> None:
     assert sorted(strategy.choose_documents(task)) == kept
     short = keep_documents(task, kept)
     assert dict(short.context) == {f"part {i}": STORY[key] for i, key in enumerate(kept, 1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"hops": 1}, ["Clara got the lamp there."]),
+        ({}, ["Clara got the lamp there.", "Clara journeyed to the office."]),
+        ({"words": 10}, ["Clara got the lamp there.", "Clara journeyed to the office."]),
+        ({"words": 9}, []),  # half of them are too few for the first search
+    ],
+)
+def test_what_a_search_for_sentences_finds(options: Any, parts: list[str]) -> None:
+    """The parts have at most as many words as the longest of the task, which is 8."""
+    pytest.importorskip("bm25s")
+    story = STORY | {"part 3": "Mr. Boris moved on. The street was lit."}
+    task = Task("t", "Where is the lamp?", "office", "own", context=story)
+    short = Bm25Sentences(**options).shorten(task)
+    assert list(short.context.values()) == parts
+    assert list(short.context) == [f"part {number}" for number, _ in enumerate(parts, 1)]
 
 
 def test_documents_with_titles_keep_them() -> None:

@@ -1,4 +1,4 @@
-"""`bm25`, `bm25_read` and `oracle_documents` choose some of a task's documents, and the policy works with these alone.
+"""`bm25`, `bm25_read`, `bm25_sentences` and `oracle_documents` choose some of a task's text for the policy.
 
 Source: BM25 (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009), by the library bm25s (Lù, arXiv
 2407.03618). With two hops, names next to the question's words in the documents of the first search are searched for
@@ -22,31 +22,40 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.tasks import TaskSource
+from selfcest_env.tasks.prose import count_words, pack_sentences, split_paragraph
 from selfcest_env.tasks.support import gold_support, says_support
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import DelegatingStrategy, Instance, Monolithic, PlayContext, Strategy
 
 _NUMBERED_PART = re.compile(r"part [0-9]+")
-_SENTENCE_END = re.compile(r"(?<=[.!?]) +")
 _NAME = re.compile(r"\b[A-Z][a-z]+\b")
 
 
 @dataclass(frozen=True)
-class _ChosenDocuments(Strategy):
+class _ShortenedTask(Strategy):
+    """The base of strategies that play a task with a part of its text."""
+
+    def shorten(self, task: Task) -> Task:
+        """Return the task to play."""
+        raise NotImplementedError(f"{type(self).__name__} has no shorten(task)")
+
+    def play_once(
+        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, context: PlayContext, player: Player
+    ) -> list[EpisodeRecord]:
+        shortened = [replace(instance, task=self.shorten(instance.task)) for instance in instances]
+        return super().play_once(shortened, limits, sample, context, player)
+
+
+@dataclass(frozen=True)
+class _ChosenDocuments(_ShortenedTask):
     """The base of strategies that play a task with some of its documents."""
 
     def choose_documents(self, task: Task) -> Collection[str]:
         """Return the keys of the documents to keep."""
         raise NotImplementedError(f"{type(self).__name__} has no choose_documents(task)")
 
-    def play_once(
-        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, context: PlayContext, player: Player
-    ) -> list[EpisodeRecord]:
-        chosen: list[Instance] = []
-        for instance in instances:
-            task = keep_documents(instance.task, self.choose_documents(instance.task))
-            chosen.append(replace(instance, task=task))
-        return super().play_once(chosen, limits, sample, context, player)
+    def shorten(self, task: Task) -> Task:
+        return keep_documents(task, self.choose_documents(task))
 
 
 def keep_documents(task: Task, keys: Collection[str]) -> Task:
@@ -70,13 +79,14 @@ class _Bm25Options(_ChosenDocuments, Checked):
             others the best of a search for names that stand in these beside words of the prompt.
     """
 
+    # 1: "Mr." ends no sentence in the search for names.
+    version: ClassVar[int] = 1
     documents: Count = 4
     hops: Literal[1, 2] = 1
 
     def check(self, context: PlayContext) -> None:
         super().check(context)
-        if importlib.util.find_spec("bm25s") is None:
-            raise ConfigError(f"the strategy needs the package bm25s; run: {install_hint('retrieval')}")
+        _check_library()
 
     def choose_documents(self, task: Task) -> Collection[str]:
         keys = list(task.context)
@@ -104,6 +114,65 @@ class Bm25(_Bm25Options, DelegatingStrategy):
 @dataclass(frozen=True)
 class Bm25Read(_Bm25Options, Monolithic):
     """The root sees the full text of the documents that BM25 finds, as in retrieval-augmented generation."""
+
+
+@stored_as("selfcest_methods.retrieval:Bm25Sentences", words="words", hops="hops")
+@dataclass(frozen=True)
+class Bm25Sentences(_ShortenedTask, DelegatingStrategy, Checked):
+    """The policy may delegate sentences that BM25 finds, packed into parts that are no longer than the task's.
+
+    In a story among other text, such as `babilong`, hardly any other sentence has a name that the question has.
+
+    Attributes:
+        words: largest number of words of the sentences.
+        hops: number of searches. With 2, names in the sentences that the first search finds, in at most half of the
+            words, are searched for in a second one.
+    """
+
+    words: Count = 800
+    hops: Literal[1, 2] = 2
+
+    def check(self, context: PlayContext) -> None:
+        super().check(context)
+        _check_library()
+
+    def shorten(self, task: Task) -> Task:
+        sentences: list[str] = []
+        for text in task.context.values():
+            sentences += split_paragraph(text)
+        if not sentences:
+            return task
+        indices = sorted(self._choose_sentences(task.prompt, sentences))
+        length = max(map(count_words, task.context.values()))
+        documents = pack_sentences([sentences[index] for index in indices], length)
+        return replace(task, context={f"part {number}": " ".join(part) for number, part in enumerate(documents, 1)})
+
+    def _choose_sentences(self, prompt: str, sentences: Sequence[str]) -> list[int]:
+        """Return the indices of sentences with a word of a query, the best first."""
+        search = _Search(sentences)
+        query = search.tokenize(prompt)
+        chosen = _fill(search.find(query), sentences, self.words // self.hops)
+        if self.hops == 2:
+            names = search.find_names(chosen, query)
+            ranking = dict.fromkeys((*chosen, *search.find(names)))
+            chosen = _fill(list(ranking), sentences, self.words)
+        return chosen
+
+
+def _fill(ranking: Sequence[int], sentences: Sequence[str], words: int) -> list[int]:
+    """Return the first sentences of a ranking that have at most so many words together."""
+    chosen: list[int] = []
+    for index in ranking:
+        words -= count_words(sentences[index])
+        if words < 0:
+            break
+        chosen.append(index)
+    return chosen
+
+
+def _check_library() -> None:
+    if importlib.util.find_spec("bm25s") is None:
+        raise ConfigError(f"the strategy needs the package bm25s; run: {install_hint('retrieval')}")
 
 
 @stored_as("selfcest_methods.retrieval:OracleDocuments")
@@ -147,16 +216,22 @@ class _Search:
 
     def rank(self, words: Sequence[str]) -> list[int]:
         """Return the indices of all documents, the best first; equally good ones in their order."""
-        if not words:
-            return list(range(len(self._texts)))
-        scores = self._index.get_scores(list(words))
-        return sorted(range(len(self._texts)), key=lambda index: (-float(scores[index]), index))
+        scores = self._score(words)
+        return sorted(range(len(self._texts)), key=lambda index: (-scores[index], index))
+
+    def find(self, words: Sequence[str]) -> list[int]:
+        """Return the indices of the documents that have one of the words, the best first, as `rank`."""
+        scores = self._score(words)
+        return [index for index in self.rank(words) if scores[index] > 0]
+
+    def _score(self, words: Sequence[str]) -> list[float]:
+        return self._index.get_scores(list(words)).tolist() if words else [0.0] * len(self._texts)
 
     def find_names(self, indices: Sequence[int], words: Sequence[str]) -> list[str]:
         """Return the names in sentences of these documents that have one of the words, in the form of `tokenize`."""
         names: dict[str, None] = {}
         for index in indices:
-            for sentence in _SENTENCE_END.split(self._texts[index]):
+            for sentence in split_paragraph(self._texts[index]):
                 if not set(words).isdisjoint(self.tokenize(sentence)):
                     # `tokenize` drops capitalised stop words, such as the first word of a sentence.
                     names |= dict.fromkeys(self.tokenize(" ".join(_NAME.findall(sentence))))
