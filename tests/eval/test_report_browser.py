@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from browsing import beside, chromium, opened, serious
+from browsing import api, beside, chromium, opened, serious
 from pages import trained
 from rich.console import Console
 
@@ -19,7 +19,7 @@ from selfcest_cli.report import report_page
 from selfcest_cli.trace import renderers_of
 from selfcest_eval.play.results import dump_line
 from selfcest_eval.report import serve
-from selfcest_eval.report.serve import serve_report
+from selfcest_eval.report.serve import LiveReport, serve_report
 from selfcest_training.config import RunConfig
 
 pytestmark = pytest.mark.slow
@@ -312,3 +312,35 @@ def test_a_watched_run_s_page_renews_itself_and_keeps_what_its_reader_chose(
         tab.locator("#pathologies td a").first.click()
         tab.locator("#agent-name").wait_for()
         assert tab.url.startswith(f"{address}report_trace.html#")
+
+
+def test_a_live_page_asks_again_after_a_failure(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "live.html"
+    live = LiveReport(tmp_path, tmp_path, renderers_of)
+    file.write_bytes(live.page())
+    progress = {**live.progress(), "headline": "Here again"}
+    tab = browser.new_page()
+    tab.clock.install()
+    tab.add_init_script(
+        """
+        window.requests = 0;
+        window.respond = () => { throw new TypeError("no connection"); };
+        window.fetch = async () => { window.requests += 1; return window.respond(); };
+        """
+    )
+    tab.goto(file.as_uri())
+    state = tab.locator("#progress [role=status]")
+
+    def ask_within(seconds: int, expected: str) -> None:
+        before = tab.evaluate("window.requests")
+        tab.clock.run_for(1000 * seconds)
+        assert tab.evaluate("window.requests") == before + 1
+        api.expect(state).to_contain_text(expected)
+
+    ask_within(1, "no answer for 1 second,")
+    tab.evaluate("window.respond = () => ({ ok: false, status: 500, json: async () => ({}) })")
+    ask_within(2, "no answer for 3 seconds,")
+    tab.evaluate("now => { window.respond = () => ({ ok: true, json: async () => now }) }", progress)
+    ask_within(4, "There is no report yet.")
+    assert "Here again" in tab.inner_text("#progress")
+    tab.close()
