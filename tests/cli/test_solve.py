@@ -36,12 +36,11 @@ from selfcest_cli.solve import (
     read_documents,
 )
 from selfcest_env.palette import ANSWERED
-from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.render import Node, shorten
 from selfcest_env.tasks import make_source
 from selfcest_env.types import ROOT, Limits, Status, Task
-from selfcest_eval.play.policies import make_policy
+from selfcest_eval.play.policies import ModelPolicy, ServerPolicy, make_policy
 from selfcest_training.config_file import dump_config
 
 __all__ = ["serve"]  # a fixture
@@ -217,15 +216,31 @@ def test_a_truth_is_what_an_answer_is_graded_by(selfcest: Console, truth: str, v
 @pytest.mark.parametrize(("question", "known"), [("?[1]C[2]E", True), ("What is 2 + 2?", False)])
 def test_a_question_in_no_language_of_the_policy_is_named(question: str, known: bool) -> None:
     config = make_solve_config("delegating", None, None, [])
-    rules = make_policy(config.policy.name, config.policy.options, "policy").rules(config.limits)
+    policy = make_policy(config.policy.name, config.policy.options, "policy")
+    rules = policy.rules(config.limits)
     task = make_task(question, {"C": "k3a7q0", "E": "k1a5q9"}, None)
-    lines = describe_unknown_question(task, config.policy, rules)
+    lines = describe_unknown_question(task, policy, rules)
     assert len(lines) == (0 if known else 1)
     for line in lines:
         assert line.startswith('the question "What is 2 + 2?" is in no language that this policy has learned')
         assert "(ledgers)" in line
-    chat = PlugIn("server", {})
+    chat = ServerPolicy(ServerConfig("http://localhost:1/v1", "m"))
     assert describe_unknown_question(task, chat, rules) == [], "a chat model reads any question"
+
+
+def test_a_language_that_only_another_variant_has_learned_is_named() -> None:
+    lines = []
+    for name in ("deciding", "delegating"):
+        config = make_solve_config(name, None, None, [])
+        policy = make_policy(config.policy.name, config.policy.options, "policy")
+        assert isinstance(policy, ModelPolicy)
+        if name == "deciding":
+            priced = policy.trained_on()["priced"]
+            task = make_source(priced.name, **priced.options).draw(np.random.default_rng(0))
+        lines.append(describe_unknown_question(task, policy, policy.rules(config.limits)))
+    assert lines[0] == []
+    assert "(ledgers)" in lines[1][0]
+    assert "(priced)" not in lines[1][0]
 
 
 def test_a_run_s_model_plays_under_the_limits_of_its_variant(selfcest: Console, run_model: Path) -> None:

@@ -19,7 +19,7 @@ from selfcest_cli.live_tree import LiveRequest, LiveTree
 from selfcest_cli.trace import check_output_file, save_page
 from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, did_you_mean
 from selfcest_env.kernel import Kernel
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import PlugIn, only_trusted
 from selfcest_env.record import EpisodeRecord, read_episodes, write_episode
 from selfcest_env.render import render_record, shorten
 from selfcest_env.reward import make_reward
@@ -32,7 +32,15 @@ from selfcest_env.views import observe
 from selfcest_eval.html.playing import Renderer
 from selfcest_eval.html.viewer import EpisodeView, make_viewer_page
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.policies import check_servers, make_policy, parse_policy, run_file, variant_of
+from selfcest_eval.play.policies import (
+    ModelPolicy,
+    PolicySource,
+    check_servers,
+    make_policy,
+    parse_policy,
+    run_file,
+    variant_of,
+)
 from selfcest_training.config_file import apply_override, load_stored_config, parse_as
 from selfcest_training.files import open_for_append
 from selfcest_training.shipped import find_model_folder
@@ -228,7 +236,7 @@ def play_question(
     source = make_policy(config.policy.name, config.policy.options, "policy")
     rules = source.rules(config.limits)
     _check_keys(task, rules)
-    for line in describe_unknown_question(task, config.policy, rules):
+    for line in describe_unknown_question(task, source, rules):
         progress.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
     episode_id = f"solve.{_count_episodes(out)}"
     with progress.status("loading the policy"):
@@ -303,11 +311,14 @@ def _check_keys(task: Task, rules: Rules) -> None:
             )
 
 
-def describe_unknown_question(task: Task, policy: PlugIn, rules: Rules) -> list[str]:
-    """Return a line if no task of the run that trained an embedded model has such questions; else no line."""
-    if "folder" not in policy.options:
+def describe_unknown_question(task: Task, policy: PolicySource, rules: Rules) -> list[str]:
+    """Return a line if no task family that an embedded model was trained on has such questions; else no line."""
+    if not isinstance(policy, ModelPolicy):
         return []
-    run = load_stored_config(run_file(find_model_folder(policy.options["folder"])))
+    trained_on = policy.trained_on()
+    if not trained_on:
+        return []
+    run = load_stored_config(run_file(find_model_folder(policy.folder)))
     if run.model.name != "tiny":
         return []  # another model may understand questions that it was not trained on
     kernel = Kernel(task, rules)
@@ -315,16 +326,19 @@ def describe_unknown_question(task: Task, policy: PlugIn, rules: Rules) -> list[
         return []  # the limits leave the root no turn, which the episode itself reports
     observation = observe(kernel, ROOT)
     examples: dict[str, str] = {}
-    for name, plug_in in run.tasks.items():
+    for name, plug_in in trained_on.items():
         try:
-            source = make_source(plug_in.name, **plug_in.options)
+            # The config comes with the model, and a warning is no reason to run code that it names.
+            with only_trusted([]):
+                source = make_source(plug_in.name, **plug_in.options)
         except (SelfcestError, OSError):
-            return []  # a source whose files are not here may have such questions
+            return []  # a source whose files or code are not here may have such questions
         if not isinstance(source, ExpertSource) or source.understands(observation):
             return []
         examples[name] = shorten(source.draw(np.random.default_rng(0)).prompt)
-    evaluated = dict.fromkeys(eval_set.family for eval_set in run.evaluation.eval_sets)
-    shown = " or ".join(f"{examples[name]} ({name})" for name in evaluated or examples)
+    # Families that only prepare for those of the evaluation would make the line long.
+    evaluated = {eval_set.family for eval_set in run.evaluation.eval_sets} & set(examples)
+    shown = " or ".join(f"{examples[name]} ({name})" for name in examples if name in (evaluated or examples))
     return [
         f"the question {shorten(task.prompt)} is in no language that this policy has learned, so its answer means "
         f"nothing; expected a question as {shown}"
