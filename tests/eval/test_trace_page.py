@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from pages import EVIL, RULES, groups, harmful, write
 
 import selfcest_cli.main as cli
+from selfcest_cli import plain
 from selfcest_env.budget import Account
 from selfcest_env.counterfactual import replay_turns, restore
 from selfcest_env.kernel import Kernel
@@ -306,6 +308,34 @@ def test_a_scheme_that_a_file_has_not_enough_for_is_left_out_and_said(
         (line,) = capsys.readouterr().err.splitlines()
         assert all(word in line for word in words), line
         assert not Path("none.html").exists()
+
+
+def test_an_episode_of_a_run_is_found_in_any_job(
+    records: list[EpisodeRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [Path("run", job, "seed0", "episodes.jsonl") for job in "ab"]
+    only_in_first = replace(records[0], episode_id="s7.g0.e0")
+    for file, episodes in zip(files, ([*records, only_in_first], records), strict=True):
+        file.parent.mkdir(parents=True)
+        write(file, *episodes)
+    Path("run", "config.yaml").touch()
+    plain.main(["trace", "run", "--episode", "s7.g0.e0"])
+    shown = capsys.readouterr().out
+    assert selfcest(monkeypatch, "trace", "run", "--episode", "s7.g0.e0") == 0
+    assert capsys.readouterr().out == shown
+    assert shown.splitlines()[0] == str(files[0])
+    os.utime(files[0], (100, 100))
+    assert selfcest(monkeypatch, "trace", "run") == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(files[1]), "the newest"
+    assert selfcest(monkeypatch, "trace", files[1]) == 0
+    assert str(files[1]) not in capsys.readouterr().out
+    for episode_id, words in (
+        (records[-1].episode_id, f"2 files hold an episode '{records[-1].episode_id}': {files[0]}, {files[1]}; give"),
+        ("s7.g0.e1", "no file holds an episode 's7.g0.e1'. Did you mean"),
+    ):
+        assert selfcest(monkeypatch, "trace", "run", "--episode", episode_id) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -480,7 +480,7 @@ def trace(
     With --html the command writes a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg,
     --png or --gif it draws a figure of one episode.
     """
-    from selfcest_cli.trace import find_newest, find_runs_files, print_trace, write_figures, write_page
+    from selfcest_cli.trace import find_file_of, find_runs_files, print_trace, write_figures, write_page
 
     figures = [option for option, out in (("--svg", svg), ("--png", png), ("--gif", gif)) if out is not None]
     if figures and html is not None:
@@ -502,7 +502,10 @@ def trace(
     if len(files) > 1 or credit:
         subject = "--credit needs" if credit else f"{len(files)} files need"
         raise ConfigError(f"{subject} a page; add --html PAGE")
-    file = find_newest(find_runs_files(files))
+    file = find_file_of(find_runs_files(files), episode)
+    if file not in files:
+        # All jobs of a run have episodes of the same ids.
+        Terminal().print(str(file), markup=False, highlight=False, soft_wrap=True)
     if figures:
         write_figures(file, episode, Terminal(), svg=svg, png=png, gif=gif, strategy=strategy, wrong=wrong)
         return

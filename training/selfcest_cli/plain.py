@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from selfcest_cli.masking import masked_output
-from selfcest_cli.trace import find_newest, find_runs_files, trace_text
+from selfcest_cli.trace import find_file_of, find_runs_files, trace_text
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, SelfcestError, install_hint
 from selfcest_training.faults import format_error_line, get_exit_code
@@ -53,10 +53,12 @@ def _trace(arguments: Sequence[str]) -> str:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise ConfigError(f"trace {' '.join(unknown)}: not an option of a plain install; {NEEDS_EXTRA}")
-    return trace_text(
-        find_newest(find_runs_files([options.file])),
+    file = find_file_of(find_runs_files([options.file]), options.episode)
+    text = trace_text(
+        file,
         options.episode,
         texts=options.texts,
         strategy=options.strategy,
         wrong=options.wrong,
     )
+    return text if file == options.file else f"{file}\n{text}"

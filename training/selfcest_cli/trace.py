@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +72,31 @@ def name_jobs(files: Sequence[Path]) -> list[str]:
 def find_newest(files: Sequence[Path]) -> Path:
     """Return the file that was written last."""
     return max(files, key=lambda file: file.stat().st_mtime) if len(files) > 1 else files[0]
+
+
+def find_file_of(files: Sequence[Path], episode_id: str | None) -> Path:
+    """Return the one file of a run that holds an episode; without an id, the file that was written last.
+
+    Raises:
+        RecordError: no file holds such an episode, or several do.
+    """
+    if episode_id is None or len(files) == 1:
+        return find_newest(files)
+    episode_ids: dict[str, None] = {}
+    matching = []
+    for file in files:
+        # The warning about a cut line comes when the episode is shown.
+        file_ids = [view.record.episode_id for view in _read_views(file, None, False, on_cut=lambda line: None)]
+        episode_ids.update(dict.fromkeys(file_ids))
+        if episode_id in file_ids:
+            matching.append(file)
+    if not matching:
+        raise _make_missing_error(episode_id, episode_ids)
+    if len(matching) > 1:
+        raise RecordError(
+            f"{len(matching)} files hold an episode '{episode_id}': {', '.join(map(str, matching))}; give one of them"
+        )
+    return matching[0]
 
 
 def print_trace(
@@ -242,8 +267,12 @@ def _with_replays(views: Sequence[EpisodeView], episode_id: str) -> list[Episode
             matching.append(view)
     if not matching:
         episode_ids = dict.fromkeys(view.record.episode_id for view in views)
-        raise RecordError(f"no file holds an episode '{episode_id}'.{did_you_mean(episode_id, episode_ids)}")
+        raise _make_missing_error(episode_id, episode_ids)
     return matching
+
+
+def _make_missing_error(episode_id: str, episode_ids: Mapping[str, None]) -> RecordError:
+    return RecordError(f"no file holds an episode '{episode_id}'.{did_you_mean(episode_id, episode_ids)}")
 
 
 def save_page(page: Page, out: Path, num_episodes: int, console: Console) -> None:
