@@ -190,6 +190,34 @@ def test_a_search_marks_hits_in_any_text(browser: Any, tmp_path: Path) -> None:
             assert (hits[0], len(hits)) == (marked, number)
 
 
+@pytest.mark.slow
+def test_a_search_opens_the_folds_with_hits_only(browser: Any, file: Path, deep: EpisodeRecord) -> None:
+    with opened(browser, file, f"#{deep.episode_id}/root/0") as page:
+        folds = page.tab.locator("#turns details")
+        assert folds.count() == 1, "the prompt of the system"
+        word = folds.locator(".text").text_content().split()[-1]
+        page.tab.fill("#find", "no such words")
+        assert folds.first.get_attribute("open") is None
+        page.tab.fill("#find", word)
+        assert folds.first.get_attribute("open") is not None
+        page.tab.fill("#find", "")
+        assert folds.first.get_attribute("open") is None
+
+
+@pytest.mark.slow
+def test_a_folded_small_tree_shows_its_mark(browser: Any, file: Path, deep: EpisodeRecord) -> None:
+    with opened(browser, file, f"#{deep.episode_id}/root/0") as page:
+        marks = page.tab.locator("#tree .fold")
+        assert marks.count() == 0
+        page.tab.locator('#tree [data-agent="root"]').press("Space")
+        assert page.tab.locator('#tree [role="treeitem"]').count() == 1
+        num_clones = sum(agent.agent_id.depth == 1 for agent in deep.agents)
+        assert marks.text_content() == f"+{num_clones}"
+        marks.click()
+        assert page.tab.locator('#tree [role="treeitem"]').count() == len(deep.agents)
+        assert marks.count() == 0
+
+
 def blocks(record: EpisodeRecord) -> str:
     """All that the environment wrote in an episode."""
     blocks = replay_episode(record, [Renderer(RULES)]).blocks

@@ -198,6 +198,11 @@ function markWanted() {
   if (!CSS.highlights) return;
   const highlight = new Highlight();
   CSS.highlights.set("wanted", highlight);
+  // The folds that the last search opened.
+  for (const fold of $("turns").querySelectorAll("details[data-hit]")) {
+    fold.open = false;
+    delete fold.dataset.hit;
+  }
   const wanted = $("find").value;
   if (!wanted) return;
   // Some texts are longer in lower case, so places in them are found without a change of case.
@@ -205,6 +210,9 @@ function markWanted() {
   const walker = document.createTreeWalker($("turns"), NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     for (const match of node.data.matchAll(pattern)) {
+      // A closed fold would hide the hit.
+      const fold = node.parentElement.closest("details:not([open])");
+      if (fold) Object.assign(fold, { open: true }).dataset.hit = "";
       if (highlight.size === MOST_MARKS) return;
       const range = new Range();
       range.setStart(node, match.index);

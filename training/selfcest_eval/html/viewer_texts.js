@@ -48,14 +48,14 @@ const MOST_CHIPS = 50; // links to clones below a turn
 
 /** A message. System messages, which all agents share, and long ones are folded. */
 function folded(role, parts) {
-  const said = make(
+  const content = make(
     "div",
     { class: "text" },
     parts.map(({ words, own }) => make("span", { class: own ? "own" : "theirs" }, words)),
   );
   const length = parts.reduce((sum, part) => sum + part.words.length, 0);
-  if (role !== "system" && length < LONG) return said;
-  return make("details", {}, make("summary", {}, many(length, "character")), said);
+  if (role !== "system" && length < LONG) return content;
+  return make("details", {}, make("summary", {}, many(length, "character")), content);
 }
 
 function turnBlock(agent, turn, i) {

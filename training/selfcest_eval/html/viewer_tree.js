@@ -98,7 +98,7 @@ function layoutTree() {
     if (!isLeaf(agent)) at.set(agent, (at.get(agent.clones[0]) + at.get(agent.clones.at(-1))) / 2);
   const rows = [];
   for (const agent of open) (rows[agent.depth] ??= []).push(agent);
-  const folds = shown.episode.agents.length > LARGE;
+  const folds = shown.episode.agents.length > LARGE || view.folded.size > 0;
   const down = NODE.height + NODE.down;
   view.places = {
     at,
@@ -261,7 +261,8 @@ function details(agent, spent, share, credit) {
           typeof credit === "number" ? difference(credit) : credit.slice(0, 4),
         ),
     outcomeOf(agent) ? outcomeBadge(outcomeOf(agent)) : null,
-    agent.clones.length && shown.episode.agents.length > LARGE ? foldMark(agent) : null,
+    // A small tree has marks only where Space has folded clones away.
+    agent.clones.length && (shown.episode.agents.length > LARGE || view.folded.has(agent)) ? foldMark(agent) : null,
   ];
 }
 
