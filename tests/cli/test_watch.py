@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import io
 import json
@@ -373,11 +374,13 @@ class Browser:
 
     def settled(self, path: str) -> str:
         """Ask for a path once no report is due any more."""
-        while True:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             self("/progress.json")
             if json.loads(self("/progress.json")[2])["writing"] is None:
                 return self(path)[2].decode()
             time.sleep(0.01)
+        raise TimeoutError("a report has been in the making for 60 s")
 
 
 @pytest.fixture
@@ -465,6 +468,32 @@ def test_another_sites_name_for_this_machine_is_refused(browser: Browser, report
         assert (status, body) == (421, b"this server is only for 127.0.0.1\n"), hosts
     assert reports == [], "nothing was made for it"
     assert browser("/", hosts=[f"localhost:{port}"])[0] == 200
+
+
+def test_a_file_that_cannot_be_drawn_is_one_line_for_the_browser(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(paths: Sequence[Path]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def make(*given: object) -> ReportPage:
+        return ReportPage(make_page("Report", []), [ReportFiles(["report_files/learning.svg"], fail)])
+
+    def time_out(*given: object) -> None:
+        raise TimeoutError("the browser does not read")
+
+    monkeypatch.setattr(serve, "make_report_page", make)
+    browser.settled("/")
+    status, _, body = browser("/report_files/learning.svg")
+    assert (status, body.decode()) == (
+        500, "report_files/learning.svg could not be drawn: [Errno 28] No space left on device\n"
+    )  # fmt: skip
+    assert browser("http://[")[0] == 400
+    with socket.create_connection(("127.0.0.1", browser.port)) as connection:
+        monkeypatch.setattr(serve._Handler, "_send", time_out)
+        connection.sendall(f"GET / HTTP/1.0\r\nHost: 127.0.0.1:{browser.port}\r\n\r\n".encode())
+        assert connection.recv(1) == b"", "the server has ended the connection"
+    assert capsys.readouterr().err == ""
 
 
 def test_it_listens_on_this_machine_alone(browser: Browser) -> None:

@@ -186,8 +186,8 @@ class _Server(ThreadingTCPServer):
         self.port = self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A browser may leave before its answer comes, and the terminal shows the run.
-        if not isinstance(sys.exception(), ConnectionError):
+        # A browser may leave before its answer comes, or stop reading it, and the terminal shows the run.
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
@@ -203,14 +203,19 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or hosts[0] not in _hosts(self.server.port):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"this server is only for 127.0.0.1\n")
             return
-        path = unquote(urlsplit(self.path).path).removeprefix("/") or PAGE
-        report = self.server.report
-        if path == PAGE:
-            body: bytes | None = report.page()
-        elif path == PROGRESS:
-            body = dump_json(report.progress()).encode()
-        else:
-            body = report.file(path)
+        try:
+            path = unquote(urlsplit(self.path).path).removeprefix("/") or PAGE
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"the request has no valid address\n")
+            return
+        try:
+            body = self._read_body(path)
+        except (SelfcestError, OSError) as error:
+            line = " ".join(f"{path} could not be drawn: {error}".split())
+            self._send(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", f"{line}\n".encode(errors="replace")
+            )
+            return
         if body is None:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", b"the report has no such file\n")
             return
@@ -219,6 +224,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, _CONTENT_TYPES[suffix], body, policy)
 
     do_HEAD = do_GET
+
+    def _read_body(self, path: str) -> bytes | None:
+        report = self.server.report
+        if path == PAGE:
+            return report.page()
+        if path == PROGRESS:
+            return dump_json(report.progress()).encode()
+        return report.file(path)
 
     def _send(
         self, status: HTTPStatus, content_type: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
