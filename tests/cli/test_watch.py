@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from rich.console import Console
@@ -352,13 +353,17 @@ class Browser:
     """Asks a server on this machine as a browser would, or as one would not."""
 
     def __init__(self, address: str) -> None:
-        self.port = int(address.rstrip("/").rpartition(":")[2])
+        url = urlsplit(address)
+        assert url.port is not None
+        self.port = url.port
+        self.token = url.path.strip("/")
 
     def __call__(
-        self, path: str, method: str = "GET", hosts: Sequence[str] | None = None
+        self, path: str, method: str = "GET", hosts: Sequence[str] | None = None, *, site: str = "none", root: str = ""
     ) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.putrequest(method, path, skip_host=True)
+        connection.putrequest(method, (root or f"/{self.token}") + path, skip_host=True)
+        connection.putheader("Sec-Fetch-Site", site)
         for host in (f"127.0.0.1:{self.port}",) if hosts is None else hosts:
             connection.putheader("Host", host)
         connection.endheaders()
@@ -488,12 +493,24 @@ def test_a_file_that_cannot_be_drawn_is_one_line_for_the_browser(
     assert (status, body.decode()) == (
         500, "report_files/learning.svg could not be drawn: [Errno 28] No space left on device\n"
     )  # fmt: skip
-    assert browser("http://[")[0] == 400
+    assert browser("", root="http://[")[0] == 400
     with socket.create_connection(("127.0.0.1", browser.port)) as connection:
         monkeypatch.setattr(serve._Handler, "_send", time_out)
         connection.sendall(f"GET / HTTP/1.0\r\nHost: 127.0.0.1:{browser.port}\r\n\r\n".encode())
         assert connection.recv(1) == b"", "the server has ended the connection"
     assert capsys.readouterr().err == ""
+
+
+def test_only_the_printed_address_is_answered(browser: Browser, reports: list[int]) -> None:
+    assert len(browser.token) >= 20
+    for root in ("/", f"/{browser.token}", "//", "/wrong/", f"/{browser.token[:-1]}/", f"/x/{browser.token}/", "/%ff/"):
+        for path in ("", "progress.json"):
+            if root + path:
+                status, _, body = browser(path, root=root)
+                assert (status, body) == (404, b"there is no such page; open the printed address\n"), root + path
+    assert browser("/", site="cross-site")[0] == 403
+    assert reports == [], "nothing was made for them"
+    assert browser("/", site="same-origin")[0] == 200
 
 
 def test_it_listens_on_this_machine_alone(browser: Browser) -> None:

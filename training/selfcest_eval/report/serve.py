@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import sys
 import threading
@@ -183,6 +184,8 @@ class _Server(ThreadingTCPServer):
     def __init__(self, port: int, report: LiveReport) -> None:
         super().__init__((HOST, port), _Handler)
         self.report = report
+        # Other users of this machine can connect too, but only the address that is printed has this part.
+        self.token = secrets.token_urlsafe(16)
         self.port = self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -203,10 +206,17 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or hosts[0] not in _hosts(self.server.port):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"this server is only for 127.0.0.1\n")
             return
+        if self.headers.get("Sec-Fetch-Site") == "cross-site":
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", b"open the printed address, not a link of another site\n")
+            return
         try:
-            path = unquote(urlsplit(self.path).path).removeprefix("/") or PAGE
+            _, token, *parts = unquote(urlsplit(self.path).path).split("/", 2)
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"the request has no valid address\n")
+            return
+        path = "".join(parts) or PAGE
+        if not parts or not secrets.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page; open the printed address\n")
             return
         try:
             body = self._read_body(path)
@@ -264,6 +274,8 @@ def _hosts(port: int) -> set[str]:
 def serve_report(run: Path, port: int, renderers_of: Callable[[Path], Sequence[Renderer]]) -> Iterator[str]:
     """Serve the progress and the report of a run's folder on 127.0.0.1 until the block ends. Yields its address.
 
+    The address has a random part, and requests without it are refused.
+
     Args:
         run: the folder.
         port: of the server; 0: any free port.
@@ -283,6 +295,6 @@ def serve_report(run: Path, port: int, renderers_of: Callable[[Path], Sequence[R
         with server:
             threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True).start()
             try:
-                yield f"http://{HOST}:{server.port}/"
+                yield f"http://{HOST}:{server.port}/{server.token}/"
             finally:
                 server.shutdown()
