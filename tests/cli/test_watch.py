@@ -444,13 +444,34 @@ def test_progress_is_there_while_the_report_is_made_and_figures_are_drawn_once(
     assert len(drawn) == 1
 
 
-def test_between_reports_passes_a_multiple_of_their_time(
-    run: RunConfig, browser: Browser, monkeypatch: pytest.MonkeyPatch
+# A report takes 10 seconds.
+@pytest.mark.parametrize(("min_pause", "factor", "pause"), [(60.0, 5, 60.0), (20.0, 5, 50.0), (20.0, 7, 70.0)])
+def test_between_reports_passes_the_least_pause_and_a_multiple_of_their_time(
+    run: RunConfig, browser: Browser, monkeypatch: pytest.MonkeyPatch, min_pause: float, factor: int, pause: float
 ) -> None:
-    monkeypatch.setattr(serve, "MIN_PAUSE_SECONDS", 3600.0)
+    class Clock:
+        seconds = 1000.0
+
+        def monotonic(self) -> float:
+            return self.seconds
+
+    clock = Clock()
+    make = serve.make_report_page
+
+    def make_in_ten_seconds(*given: Any) -> ReportPage:
+        clock.seconds += 10
+        return make(*given)
+
+    monkeypatch.setattr(serve, "time", clock)
+    monkeypatch.setattr(serve, "make_report_page", make_in_ten_seconds)
+    monkeypatch.setattr(serve, "MIN_PAUSE_SECONDS", min_pause)
+    monkeypatch.setattr(serve, "_PAUSE_FACTOR", factor)
     assert browser.report() == "1"
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0), step(1)), encoding="utf-8")
+    clock.seconds += pause - 0.1
     assert browser.report() == "1"
+    clock.seconds += 0.1
+    assert browser.report() == "2"
 
 
 def test_only_the_files_of_the_report_are_served_and_only_read(run: RunConfig, browser: Browser) -> None:
