@@ -11,6 +11,7 @@ compressed by zlib, an R object in R's serialisation (R Internals, section 1.8).
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import re
 import struct
@@ -25,6 +26,7 @@ from pathlib import Path
 from selfcest_env.errors import DataError, SelfcestError
 
 PACKAGE = "https://deb.debian.org/debian/pool/main/r/r-cran-janeaustenr/r-cran-janeaustenr_1.0.0-1_all.deb"
+_PACKAGE_SHA256 = "df6bddf211906d1ff404f8ff662c21b34e6660e7f54a311084e749050c019c95"
 _DATA = "janeaustenr/data/Rdata.rdb"
 _AR_MAGIC = b"!<arch>\n"
 _AR_HEADER = 60  # bytes: name (16), time, owner, group and mode (32), size (10), end (2)
@@ -41,43 +43,57 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--package", default=PACKAGE, help="path or URL of the .deb file (default: %(default)s)")
     options = parser.parse_args(arguments)
     try:
-        novels = read_novels(read_package(options.package), options.package)
+        package = read_package(options.package)
+        if options.package == PACKAGE:
+            _check_sha256(package)
+        novels = read_novels(package, options.package)
         options.folder.mkdir(parents=True, exist_ok=True)
         for title, text in novels.items():
             file = options.folder / f"{title}.txt"
-            file.write_text(text, encoding="utf-8")
-            print(f"{file}: {len(text.split())} words")
+            content = text.encode()
+            file.write_bytes(content)
+            print(f"{file}: {len(text.split())} words, SHA-256 {hashlib.sha256(content).hexdigest()}")
     except (SelfcestError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def read_package(place: str) -> bytes:
+def _check_sha256(package: bytes) -> None:
+    """Raise `DataError` if the download is another package, so that all results are on the same novels."""
+    sha256 = hashlib.sha256(package).hexdigest()
+    if sha256 != _PACKAGE_SHA256:
+        raise DataError(
+            f"{PACKAGE}: the download has the SHA-256 {sha256}; expected {_PACKAGE_SHA256}. Download it again, or give "
+            "a package that you trust by --package"
+        )
+
+
+def read_package(source: str) -> bytes:
     """Return the bytes of a file, or of a URL. Raises `DataError` if it cannot be read."""
-    if re.match(r"https?://", place) is None:
+    if re.match(r"https?://", source) is None:
         try:
-            return Path(place).read_bytes()
+            return Path(source).read_bytes()
         except OSError as error:
             raise DataError(
-                f"{place}: cannot be read: {error.strerror}; give the path or the URL of the .deb file"
+                f"{source}: cannot be read: {error.strerror}; give the path or the URL of the .deb file"
             ) from error
     try:
-        with urllib.request.urlopen(place, timeout=_TIMEOUT) as response:
+        with urllib.request.urlopen(source, timeout=_TIMEOUT) as response:
             content: bytes = response.read()
             return content
     except (urllib.error.URLError, TimeoutError) as error:
         raise DataError(
-            f"{place}: cannot be downloaded: {error}; download the package elsewhere and give its path by --package"
+            f"{source}: cannot be downloaded: {error}; download the package elsewhere and give its path by --package"
         ) from error
 
 
-def read_novels(package: bytes, place: str) -> dict[str, str]:
+def read_novels(package: bytes, source: str) -> dict[str, str]:
     """Return the texts of a package by their titles in small letters, such as `pride_and_prejudice`.
 
     Args:
         package: content of the .deb file.
-        place: path or URL of it, for messages.
+        source: path or URL of it, for messages.
 
     Raises:
         DataError: it is no such package.
@@ -86,7 +102,7 @@ def read_novels(package: bytes, place: str) -> dict[str, str]:
         with tarfile.open(fileobj=io.BytesIO(_read_data_archive(package))) as archive:
             names = [name for name in archive.getnames() if name.endswith(_DATA)]
             if not names:
-                raise DataError(f"{place}: the package has no {_DATA}; expected r-cran-janeaustenr")
+                raise DataError(f"{source}: the package has no {_DATA}; expected r-cran-janeaustenr")
             stream = archive.extractfile(names[0])
             assert stream is not None  # it is a file
             records = stream.read()
@@ -97,7 +113,7 @@ def read_novels(package: bytes, place: str) -> dict[str, str]:
             novels[re.sub(r"[^a-z]+", "_", title.lower()).strip("_")] = "\n".join(lines) + "\n"
     except (tarfile.TarError, zlib.error, struct.error, ValueError, StopIteration) as error:
         raise DataError(
-            f"{place}: not the expected package: {error}; expected the .deb of r-cran-janeaustenr"
+            f"{source}: not the expected package: {error}; expected the .deb of r-cran-janeaustenr"
         ) from error
     return novels
 

@@ -304,7 +304,9 @@ def make_package(members: dict[str, bytes]) -> bytes:
     return package
 
 
-def test_novels_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_novels_of_a_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = b""
     for title, line in (("EMMA", "Emma was handsome—and clever."), ("Pride, and Prejudice", "It is a truth.")):
         content = serialise([title, "", line])
@@ -324,4 +326,7 @@ def test_novels_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ):
         assert novels.main([str(tmp_path / "other"), "--package", str(package)]) == 1
         assert said in capsys.readouterr().err
+    monkeypatch.setattr(novels, "read_package", lambda _: file.read_bytes())
+    assert novels.main([str(tmp_path / "other")]) == 1
+    assert re.search(r"the download has the SHA-256 \w{64}; expected df6bddf2", capsys.readouterr().err)
     assert not (tmp_path / "other").exists()
