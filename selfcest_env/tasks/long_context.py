@@ -165,7 +165,7 @@ class Babilong(Checked):
         names = people(task.prompt, story)
         added: dict[str, Scalar] = {}
         if isinstance(self.filler, Prose):
-            book, filler = self._draw_prose(self.filler, names, rng)
+            book, filler = self._draw_prose(names, rng)
             added["book"] = book
         else:
             filler = self._draw_sentences(names, rng)
@@ -192,14 +192,13 @@ class Babilong(Checked):
             return [sentences[start : start + length] for start in range(0, len(sentences), length)]
         return pack_sentences(sentences, self.words_per_document)
 
-    def _draw_prose(self, prose: Prose, names: Set[str], rng: np.random.Generator) -> tuple[str, list[str]]:
+    def _draw_prose(self, names: Set[str], rng: np.random.Generator) -> tuple[str, list[str]]:
         """Return the name of a book and consecutive sentences of it, without those that `_is_usable` refuses.
 
         Raises:
             TaskError: the book is too short. No sentence is repeated.
         """
-        _ = self._has_long_books
-        book, candidates = prose.draw_book(rng)
+        book, candidates = self._checked_prose.draw_book(rng)
         sentences: list[str] = []
         words = 0
         for sentence in candidates:
@@ -207,7 +206,8 @@ class Babilong(Checked):
                 continue
             sentences.append(sentence)
             words += count_words(sentence)
-            if len(sentences) == self.sentences if self.words is None else words >= self.words:
+            is_enough = len(sentences) == self.sentences if self.words is None else words >= self.words
+            if is_enough:
                 return book, sentences
         raise TaskError(
             f"{self.name}: the book {book} has {len(sentences)} usable sentences with {words} words, and "
@@ -225,11 +225,12 @@ class Babilong(Checked):
         return f"{self.sentences} sentences" if self.words is None else f"{self.words} words"
 
     @cached_property
-    def _has_long_books(self) -> bool:
-        """Check once, before the first task, that every book is long enough. Raises `TaskError` if one is not."""
-        if isinstance(self.filler, Prose) and self.words is not None:
+    def _checked_prose(self) -> Prose:
+        """The filler, checked before the first task. Raises `TaskError` if a book is too short for `words`."""
+        assert isinstance(self.filler, Prose)
+        if self.words is not None:
             self.filler.check_length(self.words)
-        return True
+        return self.filler
 
     def _draw_sentences(self, names: Set[str], rng: np.random.Generator) -> list[str]:
         """Return consecutive sentences of the pool from a random position, without those that have one of the names.

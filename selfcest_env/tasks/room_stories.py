@@ -1,7 +1,8 @@
 """Generated stories in the grammar of bAbI's tasks 1, 2 and 3 (arXiv 1502.05698): people, things and rooms.
 
-The official files stay for evaluation. The generator can draw other names of people and things, so that no name of the
-evaluation occurs in training. The people move between six rooms, take things that are in their room, and drop them.
+The official files stay for evaluation. The generator can draw other names of people and things, so that no statement of
+training has a name of the evaluation. A text around the statements may have it, and the rooms are the same. The people
+move between six rooms, take things that are in their room, and drop them.
 """
 
 from __future__ import annotations
@@ -185,15 +186,15 @@ class _Story:
                 self.visits[thing].append(_Visit(room, (index, self.taken_at[thing])))
 
     def _act(self, rng: np.random.Generator, person: str, thing: str) -> None:
-        there = _choose(rng, ("", " there"))
+        suffix = _choose(rng, ("", " there"))
         if self.holder_by_thing.get(thing) == person:
-            index = self._say(f"{person} {_choose(rng, DROP_VERBS)} the {thing}{there}.")
+            index = self._say(f"{person} {_choose(rng, DROP_VERBS)} the {thing}{suffix}.")
             del self.holder_by_thing[thing]
             self.room_by_thing[thing] = self.room_by_person[person]
             # From now on the files name the dropping in the place of the taking.
             self.visits[thing][-1] = _Visit(self.room_by_person[person], (index, self.moved_at[person]))
             return
-        index = self._say(f"{person} {_choose(rng, TAKE_VERBS)} the {thing}{there}.")
+        index = self._say(f"{person} {_choose(rng, TAKE_VERBS)} the {thing}{suffix}.")
         self.room_by_thing.pop(thing, None)
         self.holder_by_thing[thing] = person
         self.taken_at[thing] = index

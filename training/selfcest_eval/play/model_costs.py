@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class DecoderShape:
     """The dimensions of a decoder that its costs depend on.
 
     Attributes:
@@ -66,7 +66,7 @@ class ModelShape:
 
 
 @cache
-def read_shape(source: str) -> ModelShape:
+def read_shape(source: str) -> DecoderShape:
     """Return the shape of a chat model (`ChatOptions.source`), from its config alone. Raises `ConfigError`."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -81,7 +81,7 @@ def read_shape(source: str) -> ModelShape:
     outside_layers = [model.get_input_embeddings(), model.get_output_embeddings()]
     embeddings = {id(weight): weight.numel() for module in outside_layers if module for weight in module.parameters()}
     weights = sum(weight.numel() for weight in model.parameters())
-    return ModelShape(
+    return DecoderShape(
         weights=weights,
         layer_weights=weights - sum(embeddings.values()),
         output_weights=model.get_output_embeddings().weight.numel(),
@@ -120,7 +120,7 @@ class ModelCost(EpisodeCost):
     model: Name
 
     @property
-    def shape(self) -> ModelShape:
+    def shape(self) -> DecoderShape:
         return read_shape(self.model)
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class ModelCost(EpisodeCost):
 
 @dataclass(frozen=True)
 class Flops(ModelCost):
-    """Floating-point operations of all agents; see `ModelShape.flops`.
+    """Floating-point operations of all agents; see `DecoderShape.flops`.
 
     Every token of a context is computed once: an agent's own earlier tokens are in its cache, those of other agents are
     not. So the system prompt counts in full for each agent, although an engine with a prefix cache computes it once.
