@@ -117,7 +117,8 @@ def test_a_cell_is_trained_played_and_measured(tmp_path: Path, monkeypatch: pyte
     for sets in cell["choices"].values():
         assert sets.keys() == study.EVAL_SETS.keys()
         assert all(found["n"] == 3 and found["rewards"].keys() == study.REWARDS.keys() for found in sets.values())
-    assert study.page([cell], [], []).count("held") + study.page([cell], []).count("failed") >= 8
+    page = study.page([cell], [], [])
+    assert page.count("held") + page.count("failed") >= 8
 
 
 def test_training_values_are_differences_within_groups(tmp_path: Path) -> None:
