@@ -122,6 +122,7 @@ NOT_RUN = {
     "python tests/stress/faults.py": REPEATS,
     "python tests/stress/faults.py --cost": REPEATS,
     "selfcest train -c training/configs/smollm2.yaml": TRAINS,
+    "selfcest train -c training/configs/smollm2.yaml name=warm variants.delegating.rl.steps=0": TRAINS,
     "selfcest train -c training/configs/gpu/qwen3_ledger.yaml": GPU,
     "selfcest train -c training/configs/paper/arithmetic.yaml name=ungated "
     '"variants.delegating_gated.rl.credit={name: grpo}" variants.delegating=null variants.monolithic=null': TRAINS,
