@@ -262,7 +262,7 @@ def expert(name: str, style: Style, source: object, limits: Limits, game: Rules)
 
 
 # They leave out documents that the expert of these families needs; tests/methods/test_long_texts.py plays them.
-CHOOSE = ("bm25", "bm25_read", "oracle_documents")
+CHOOSE = ("bm25", "bm25_read", "bm25_sentences", "oracle_documents")
 WITH_EXPERTS = [name for name in STRATEGIES if make_strategy(name, {}, "x").styles() and name not in CHOOSE]
 
 

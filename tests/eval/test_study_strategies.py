@@ -39,7 +39,7 @@ LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6)
 LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)
 # A board is kept in lines, and the embedded model has none. Ledgers do not name the documents that they need. The
 # search needs an extra, and tests/methods/test_long_texts.py plays it.
-PLAYABLE = STRATEGIES.keys() - {"board", "oracle_documents", "bm25", "bm25_read"}
+PLAYABLE = STRATEGIES.keys() - {"board", "oracle_documents", "bm25", "bm25_read", "bm25_sentences"}
 SCRIPTABLE = sorted(PLAYABLE - {"always_delegates", "never_delegates"})  # no script goes on from a begun turn
 GUESS = Task("guess", "1?", "1", "guess")
 

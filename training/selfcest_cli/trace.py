@@ -50,7 +50,7 @@ def find_runs_files(files: Sequence[Path]) -> list[Path]:
         # The folder of a study stands for its results.
         episode_files += [file] if (file / "results.jsonl").is_file() or not stored else stored
     # A file that is named twice would count twice in its groups.
-    return list({file.resolve(): file for file in episode_files}.values())
+    return list({file.absolute(): file for file in episode_files}.values())
 
 
 def name_jobs(files: Sequence[Path]) -> list[str]:
