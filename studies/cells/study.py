@@ -84,6 +84,11 @@ def speed_up(cell: Cell, baseline: Cell) -> float | None:
     return float(last_tokens[its_own[0]] / tokens[there[0]]) if len(there) else None
 
 
+def get_gaps(cells: Sequence[Cell], baseline: Mapping[int, Cell]) -> list[float]:
+    """Return how much higher the mean return of each cell is than that of the baseline with its seed."""
+    return [mean(windows(cell)) - mean(windows(baseline[cell["seed"]])) for cell in cells]
+
+
 def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """`docs/cells.md`."""
     runs = Counter(run["arm"].partition(",")[0] for run in tuning)
@@ -151,7 +156,7 @@ def _speed(variants: Mapping[str, Sequence[Cell]]) -> str:
         if variant == BASELINE:
             continue
         ratios = [speed_up(cell, baseline[cell["seed"]]) for cell in found]
-        gaps = [mean(windows(cell)) - mean(windows(baseline[cell["seed"]])) for cell in found]
+        gaps = get_gaps(found, baseline)
         above = sum(gap > 0 for gap in gaps)
         test = f"{above} of {len(gaps)}, p = {sign_test(gaps):.2g}"
         lines.append([variant, each(ratios), each(gaps, 3), f"{mean(gaps):+.3f}", test])

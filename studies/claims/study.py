@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from selfcest_eval.stats.statistics import over_seeds
+from selfcest_eval.stats.statistics import over_seeds, sign_test
 from studies.cells import study as cells
 from studies.credit_map import study as credit_map
 from studies.methods import study as methods
@@ -74,9 +74,7 @@ def _claim_costs() -> Claim | None:
     rivals = ("delegating", "reading_window")
     if not set(rivals) <= variants.keys():
         return None
-    accurate = [
-        [cell for cell in variants[name] if cell["sizes"]["6x20"]["accuracy"] >= where.LEARNED] for name in rivals
-    ]
+    accurate = [where.list_accurate(variants[name], "6x20") for name in rivals]
     if not all(accurate):
         return None
 
@@ -117,7 +115,7 @@ def _claim_decision() -> Claim | None:
         deciding,
         f"A threshold rule fitted on the same training episodes earns {shown(rewards['threshold'], 3)}, a look-up "
         f"table of whole prompts {shown(rewards['table'], 3)}. A table of ten entries, over the comparison and the "
-        "price, does better than the policy (a hostile reading).",
+        "price, does better than the policy (measured by an outside reader; no command here prints it).",
     )
 
 
@@ -143,9 +141,11 @@ def _claim_credit_by_part() -> Claim | None:
     variants = of(cells.stored()[0], "cells")
     baseline = {cell["seed"]: cell for cell in variants[cells.BASELINE]}
     ratios = [cells.speed_up(cell, baseline[cell["seed"]]) for cell in variants["parts"]]
+    gaps = cells.get_gaps(variants["parts"], baseline)
     return Claim(
         "With sixteen clones that are language models, credit by parts of the grade comes to the end of `rloo` in "
-        f"{each(ratios, 1)} times fewer tokens (every seed): not told from luck.",
+        f"{each(ratios, 1)} times fewer tokens (every seed; -: never). Its mean return is higher with "
+        f"{sum(gap > 0 for gap in gaps)} of {len(gaps)} seeds (sign test, p = {sign_test(gaps):.2g}).",
         "cells",
         "python -m studies cells --rerun cells/parts/seed0",
         [*variants["parts"], *variants[cells.BASELINE]],
@@ -169,7 +169,7 @@ def _claim_learning_signals() -> Claim | None:
         "methods",
         "python -m studies methods --rerun methods_when/default/seed0",
         found,
-        "`grpo` with a floor of its standard deviation, tuned as long.",
+        "The trainer's recipe, which was tuned. The others have the options of their sources, and were not tuned.",
     )
 
 

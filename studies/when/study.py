@@ -276,9 +276,10 @@ FIRST = """## The first version
 
 It was frozen and run with two seeds of ten, and then stopped: a hostile reading found that **it asks too little**. No
 price lies between 1 and 5, so that two bits decide: whether the written comparison is `-`, and whether the price is
-low. A table of ten entries over both, fitted on the first step of RL, earned more than the policy in both seeds. The
-look-up table knows whole prompts and is a weak rival. Seed 1 did not learn the price. The next version draws prices
-for which the size matters by degree, and has that table as its rival."""
+low. A table of ten entries over both, fitted on the first step of RL, earned more than the policy in both seeds
+(measured by an outside reader; no command here prints it). The look-up table knows whole prompts and is a weak rival.
+Seed 1 did not learn the price. The next version draws prices for which the size matters by degree, and has that table
+as its rival."""
 
 PROVENANCE = "## Cells\n\nCPU-s are of training, on a shared machine. A warm start that has not learned begins again."
 

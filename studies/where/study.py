@@ -85,6 +85,11 @@ def get_accuracy(cells: Sequence[Cell], size: str) -> list[float]:
     return [cell["sizes"][size]["accuracy"] for cell in cells]
 
 
+def list_accurate(cells: Sequence[Cell], size: str) -> list[Cell]:
+    """List the cells that are accurate at a size, whose costs can be compared."""
+    return [cell for cell in cells if cell["sizes"][size]["accuracy"] >= LEARNED]
+
+
 def get_cost(cell: Cell, size: str, cost: str) -> float:
     """Return a mean cost. A model without a window sees its whole context."""
     costs = cell["sizes"][size]
@@ -141,9 +146,7 @@ def _make_ratio_table(numerator: Sequence[Cell], denominator: Sequence[Cell]) ->
     columns.append(("kept keys", get_kept_keys))
     lines = []
     for size in numerator[0]["sizes"]:
-        accurate = [
-            [cell for cell in cells if cell["sizes"][size]["accuracy"] >= LEARNED] for cells in (numerator, denominator)
-        ]
+        accurate = [list_accurate(cells, size) for cells in (numerator, denominator)]
         line = [size, f"{len(accurate[0])} of {len(numerator)} and {len(accurate[1])} of {len(denominator)}"]
         for _, get in columns:
             if accurate[0] and accurate[1]:
@@ -160,7 +163,7 @@ def _make_cost_table(variants: CellsByVariant) -> str:
     lines = []
     for size in _list_sizes(variants):
         for variant, cells in variants.items():
-            accurate = [cell for cell in cells if cell["sizes"][size]["accuracy"] >= LEARNED]
+            accurate = list_accurate(cells, size)
             if accurate:
                 costs = [mean(get_cost(cell, size, cost) for cell in accurate) for cost in (*COSTS, *WINDOW_COSTS)]
                 count = f"{len(accurate)} of {len(cells)}"
@@ -198,7 +201,7 @@ def predict_ratio(size: str, cost: str, low: float, high: float) -> Prediction:
     def find(variants: CellsByVariant) -> tuple[str, bool]:
         means = []
         for variant in ("delegating", "reading_window"):
-            accurate = [cell for cell in variants[variant] if cell["sizes"][size]["accuracy"] >= LEARNED]
+            accurate = list_accurate(variants[variant], size)
             if not accurate:
                 return f"no accurate seed of {variant}", False
             means.append(mean(get_cost(cell, size, cost) for cell in accurate))

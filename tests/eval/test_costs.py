@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from chat_models import CHATML, chat_tokenizer, tiny_llama
-from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, MixtralConfig
+from transformers import Gemma3TextConfig, MistralConfig, MixtralConfig
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Generation, Turn
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts
 from selfcest_eval.play.costs import COSTS, ConcurrentContext, VisibleContext, VisibleTokenSteps
 from selfcest_eval.play.model_costs import Flops, PeakMemory, read_shape
+from selfcest_training.planning.shapes import KNOWN
 
 
 def turn(prompt: int, generated: int, *children: AgentId) -> Turn:
@@ -139,15 +140,7 @@ def test_operations_by_hand(model: str) -> None:
 
 
 def test_the_shape_of_smollm2_by_hand(tmp_path: Path) -> None:
-    LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-    ).save_pretrained(tmp_path)
+    KNOWN["HuggingFaceTB/SmolLM2-135M-Instruct"].save_pretrained(tmp_path)
     shape = read_shape(str(tmp_path))
     assert shape.layer_weights == 106_203_456
     assert shape.weights == 134_515_008
