@@ -65,10 +65,14 @@ class Words:
 
 
 def split_page(text: str, source: Source) -> tuple[int, int]:
-    """Words of a page outside and inside of the part that its source prints. Raises `ValueError` if it has no such part."""
+    """Words of a page outside and inside of the part that its source prints.
+
+    Raises:
+        ValueError: if the page has no such part.
+    """
     if not source.begin:
         return 0, len(text.split())
-    before, begin, rest = text.partition(source.begin)
+    _, begin, rest = text.partition(source.begin)
     if not begin:
         raise ValueError(f"the page has no {source.begin!r}; expected the beginning of what {source.file} prints")
     part, _, _ = rest.partition(source.end) if source.end else (rest, "", "")
