@@ -55,7 +55,11 @@ class TurnTerm(RewardTerm, Protocol):
 
 @dataclass(frozen=True)
 class Correct:
-    """`weight` for a right answer."""
+    """`weight` for a right answer.
+
+    Attributes:
+        weight: value of a right answer.
+    """
 
     weight: float = 1.0
 
@@ -65,7 +69,11 @@ class Correct:
 
 @dataclass(frozen=True)
 class Score:
-    """`weight` times the grader's score: partial credit."""
+    """`weight` times the grader's score: partial credit.
+
+    Attributes:
+        weight: factor of the score.
+    """
 
     weight: float = 1.0
 
@@ -81,6 +89,8 @@ class TokenCost(Checked):
     """Minus `price` per `scale` tokens of the whole tree.
 
     Attributes:
+        price: price of `scale` tokens.
+        scale: number of tokens that cost `price`.
         tokens: the field of `record.Cost` that is priced, its suffix `_tokens` optional: "total", "generated", ...
         only_when_correct: whether wrong episodes pay nothing, so that giving up early is not cheaper than trying.
     """
@@ -117,6 +127,7 @@ class CloneCost:
     """Minus `price` for every clone.
 
     Attributes:
+        price: price of a clone.
         price_key: key of a number in the task's metadata that multiplies the price; "" for none.
         default_factor: multiplies the price where a task's metadata lacks the key; with `None` such a task is an error.
 
@@ -150,7 +161,11 @@ class CloneCost:
 
 @dataclass(frozen=True)
 class MalformedCost:
-    """Minus `price` for every malformed turn of any agent."""
+    """Minus `price` for every malformed turn of any agent.
+
+    Attributes:
+        price: price of a malformed turn.
+    """
 
     price: float = 0.02
 
@@ -182,6 +197,12 @@ class PaperTokenPenalty:
     """The released penalty: -weight * (1 - exp(-(t - free) / scale)) for t > free generated tokens.
 
     t is the root's count, or that of the clone which generated most (0 without a clone).
+
+    Attributes:
+        role: agents that pay, `root` or `clone`.
+        weight: largest penalty.
+        scale: number of tokens beyond `free` at which the penalty is 1 - 1 / e of the weight.
+        free: number of tokens without a penalty.
     """
 
     role: Role
@@ -196,7 +217,13 @@ class PaperTokenPenalty:
 
 @dataclass(frozen=True)
 class PaperCallPenalty(Checked):
-    """The released penalty for calls: -max(0, price * calls - free), calls being `marker`s in the root's text."""
+    """The released penalty for calls: -max(0, price * calls - free), calls being `marker`s in the root's text.
+
+    Attributes:
+        price: price of a call.
+        free: amount that is subtracted from the price of all calls.
+        marker: text that is counted as a call.
+    """
 
     price: float = 0.1
     free: float = 0.2
@@ -212,6 +239,11 @@ class PaperMathPenalty:
     """Both released token penalties, for mathematics: together at most `cap`, and at most the score.
 
     With the term `score` it adds up to the released max(0, score - min(penalty, cap)).
+
+    Attributes:
+        root: token penalty of the root, with the options of `paper_token_penalty`.
+        clone: token penalty of clones, with the options of `paper_token_penalty`.
+        cap: largest sum of both.
     """
 
     root: PaperTokenPenalty = PaperTokenPenalty(Role.ROOT, 0.3, 256.0)
@@ -230,6 +262,10 @@ class Parallel(Checked):
     against "serial collapse", with a weight annealed to 0. The report leaves the formula open. This one lies in [0, 1]
     and does not grow with the number of calls, so more calls earn no more. The calls of all agents are compared, and
     clones that a replay leaves out do not count. The term is no sum over turns.
+
+    Attributes:
+        weight: value at full parallelism.
+        full: number of clones of a call that is fully parallel.
     """
 
     weight: float = 1.0
@@ -247,6 +283,9 @@ class Finish:
     Source: r_finish of PARL (see `Parallel`), which gives no reward for clones that do nothing. Clones at every depth
     count, except those that a replay leaves out. Without a clone the share is 0, since 1 would reward an agent most
     for never delegating.
+
+    Attributes:
+        weight: value when all clones answered.
     """
 
     weight: float = 1.0

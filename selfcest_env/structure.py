@@ -289,7 +289,7 @@ _NAMES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "
 _TEXTS: dict[type, Callable[[str], Any]] = {}
 
 
-def _expected(type_: Any) -> str:
+def describe_type(type_: Any) -> str:
     """Return a description of a type, for messages."""
     origin = typing.get_origin(type_)
     args = typing.get_args(type_)
@@ -298,7 +298,7 @@ def _expected(type_: Any) -> str:
     if origin is Annotated:
         return _bound(args[0], args[1:])
     if _is_union(origin):
-        members = " or ".join(_expected(member) for member in args if member is not types.NoneType)
+        members = " or ".join(describe_type(member) for member in args if member is not types.NoneType)
         return members + (", or null" if types.NoneType in args else "")
     if origin is Literal or _is_enum(type_):
         return _one_of(args or [member.value for member in type_])
@@ -313,7 +313,7 @@ def _bound(base: Any, metadata: Sequence[Any]) -> str:
     """Return a description of an annotated type with its bounds and notes."""
     bounds = [bound for bound in metadata if isinstance(bound, Bound)]
     words = " and ".join(str(bound) for bound in bounds if not isinstance(bound, Finite))
-    what = _expected(base).replace("a ", "a finite ", 1) if Finite() in bounds else _expected(base)
+    what = describe_type(base).replace("a ", "a finite ", 1) if Finite() in bounds else describe_type(base)
     if any(isinstance(bound, OneOf) for bound in bounds):
         what = ""  # the list of choices makes "a text" redundant
     notes = [f"({note})" for note in metadata if isinstance(note, str)]
@@ -332,7 +332,7 @@ def _reader(type_: Any, expected: str = "") -> _Read:
     """Return a function that converts a plain value to this type or raises `ValidationError`."""
     origin = typing.get_origin(type_)
     args = typing.get_args(type_)
-    expected = expected or _expected(type_)
+    expected = expected or describe_type(type_)
     if type_ is Any or type_ is object:
         return lambda value: value
     if origin is Annotated:
@@ -646,7 +646,7 @@ def _parameters(cls: type) -> _Parameters:
             readers[name] = _reader(type_)
             unchanged_types[name] = _unchanged_types(type_)
             if parameter.default is inspect.Parameter.empty:
-                required[name] = _expected(type_)
+                required[name] = describe_type(type_)
     return _Parameters(readers, unchanged_types, other, required)
 
 

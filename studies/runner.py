@@ -69,6 +69,7 @@ class Study:
         page_file: the page in docs/.
         page: returns the text of that file; a page that is written by hand has none.
         figures: for each picture of the page, the function that draws it into a file.
+        more_pages: for each further page in docs/, the function that returns its text.
         rerun: plays the cell of a name, and returns the files that it wrote.
         cells: the names that `rerun` takes, in words.
     """
@@ -76,6 +77,7 @@ class Study:
     page_file: Path
     page: Callable[[], str] | None = None
     figures: Mapping[Path, Callable[[Path], None]] = field(default_factory=dict)
+    more_pages: Mapping[Path, Callable[[], str]] = field(default_factory=dict)
     rerun: Callable[[str, Rerun], Iterable[Path]] | None = None
     cells: str = ""
 
@@ -106,15 +108,19 @@ def run_study(name: str, study: Study, arguments: Sequence[str]) -> None:
     if study.page is None:
         if not cells:
             parser.error(f"{study.page_file.relative_to(ROOT)} is written by hand; give --rerun")
-    elif options["write"]:
-        study.page_file.write_text(study.page(), encoding="utf-8")
+        return
+    pages = {study.page_file: study.page, **study.more_pages}
+    if options["write"]:
+        for file, page in pages.items():
+            file.write_text(page(), encoding="utf-8")
         for file, draw in study.figures.items():
             draw(file)
     elif options["check"]:
-        if study.page() != study.page_file.read_text(encoding="utf-8"):
-            sys.exit(f"{study.page_file.relative_to(ROOT)} differs from its evidence; write it with --write")
+        for file, page in pages.items():
+            if page() != file.read_text(encoding="utf-8"):
+                sys.exit(f"{file.relative_to(ROOT)} differs from its evidence; write it with --write")
     elif not cells:
-        print(study.page(), end="")
+        print("\n".join(page() for page in pages.values()), end="")
 
 
 def rerun_folder(name: str, *, resume: bool) -> Path:

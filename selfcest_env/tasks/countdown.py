@@ -176,6 +176,9 @@ class CountdownFile(FileSource, CountdownExpert):
     """Source of a JSON array of puzzles with `nums`, `target` and `solution`, a list of steps such as "39+9=48".
 
     Other keys are ignored. A solution that does not solve its puzzle is an error. The grader is `countdown`.
+
+    Attributes:
+        phrasing: name of the phrasing of the prompt.
     """
 
     name: ClassVar[str] = "countdown_file"

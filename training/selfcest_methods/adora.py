@@ -30,12 +30,12 @@ class AdoraOptions(WrapperOptions):
     """Options in addition to `scheme`.
 
     Attributes:
-        factor: multiplies the credit of a group that is not favoured.
+        factor: factor of the credit of a group that is not favoured.
         length: cost measure of the length of an episode, for the rule `length` only.
         term: reward term that is above 0 for a right episode.
-        rule: rule by which groups are favoured, see the module.
+        rule: rule by which groups are favoured: `length`, or `difficulty`, the share of right episodes.
         at_most: largest share of right episodes in a favoured group, for the rule `difficulty` only.
-        gain: multiplies the credit of a favoured group.
+        gain: factor of the credit of a favoured group.
     """
 
     factor: NotNegative = 0.1

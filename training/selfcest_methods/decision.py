@@ -30,7 +30,7 @@ class DecisionOptions(WrapperOptions):
 
     Attributes:
         average: whether the advantages of equal decisions are averaged.
-        tokens: number of tokens of the turn that train, from its beginning; `None`: all.
+        tokens: number of tokens of the turn that train, from its beginning; `null`: all.
     """
 
     average: bool = True

@@ -29,7 +29,7 @@ class SaltOptions(WrapperOptions):
     """Options in addition to `scheme`.
 
     Attributes:
-        history: number of last blocks of an agent's context that are its state; `None`: all of its past.
+        history: number of last blocks of an agent's context that are its state; `null`: all of its past.
         thoughts: whether the text of a turn is part of its action.
     """
 

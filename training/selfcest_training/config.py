@@ -93,7 +93,7 @@ class WarmStartPhase(Checked):
         limits: changes of the variant's limits in this phase. For example, a policy that will read documents by key
             may first learn from full texts.
         min_accuracy: accuracy that the model must reach on every family of the mix at the end of the phase; otherwise
-            the warm start begins again, see `WarmStart`. 0 only measures and logs it; `None` does not measure it.
+            the warm start begins again. 0 only measures and logs it; `null` does not measure it.
     """
 
     tokens: Count
@@ -145,7 +145,7 @@ class RLConfig(Checked):
         temperature: sampling temperature. The learner's log-probs have the same temperature.
         optimizer: options of the optimizer.
         loss: options of the loss.
-        denominator: denominator of the loss, see `Denominator`.
+        denominator: denominator of the loss.
         loss_denominator_tokens: number of tokens by which the `constant` denominator divides each episode's loss.
         task_sampler: plug-in that proposes the tasks of a step.
         group_filter: plug-in that selects the groups to train on.
@@ -293,8 +293,8 @@ class RunConfig(Checked):
         threads: number of CPU threads per job.
         compute_tokens: compute of each variant in warm start and RL, as sampled + scored + 3 x trained tokens. RL ends
             after the step that reaches it. `null` leaves the end to `rl.steps`.
-        model: the model of all variants, see `language`.
-        sampler: the engine that samples, see `samplers`.
+        model: the model of all variants.
+        sampler: the engine that samples.
         limits: limits of an episode.
         reward: the reward.
         micro_batch_tokens: largest number of ids per forward pass of the learner.

@@ -67,7 +67,8 @@ class StudyConfig(Checked):
     """The config of `selfcest evaluate`.
 
     Attributes:
-        name, output: the folder of the study is `output/name`.
+        name: name of the study. Its folder is `output/name`.
+        output: folder of all studies.
         tasks: task sources by family.
         eval_sets: eval sets that are played, each a family at a size.
         strategies: strategies by their names in tables.
@@ -79,8 +80,8 @@ class StudyConfig(Checked):
         policy: policy of the strategies that name none.
         temperature: sampling temperature of the strategies that name none; 0 is greedy.
         reward: reward, whose grader decides whether an answer is right and whose terms are stored with every episode.
-        costs: costs beside those of every record, see `costs.EpisodeCost`.
-        price: price per million tokens, which adds the cost `money`; see `costs.Price`.
+        costs: costs beside those of every record.
+        price: price per million tokens, which adds the cost `money`.
         compared: costs at which strategies are compared; empty: all but counts and wall-clock.
         episodes: number of instances per eval set; `null`: all tasks of a finite source.
         seeds: seeds, each of which plays the same instances.

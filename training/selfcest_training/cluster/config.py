@@ -23,14 +23,14 @@ class ClusterConfig(Checked):
     """Rollout workers and learner ranks on Ray. A run resumes with any other cluster block, or without one.
 
     Attributes:
-        address: HOST:PORT of a cluster's head; `None`: Ray is started on this machine and ends with the run.
+        address: HOST:PORT of a cluster's head; `null`: Ray is started on this machine and ends with the run.
         rollout_workers: number of workers that share every rollout in equal, contiguous parts.
         rollout_resources: resources of each worker by Ray's names (`CPU`, `GPU`, `memory` in bytes, or custom ones).
         overlap: a second set of workers plays every other step, and starts it during the last episodes of the previous
             step.
         learner_ranks: number of processes that share the learner. 1: the job's own process, without resources of Ray.
         learner_resources: resources of each rank, if there are several.
-        backend: of the ranks' collective operations.
+        backend: backend of the ranks' collective operations.
         retries: number of times that a part is played again when its worker dies, before the run stops.
         start_seconds: time within which all workers must start.
     """

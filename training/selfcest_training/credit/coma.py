@@ -27,8 +27,11 @@ from selfcest_training.credit.counterfactual import Counterfactual
 
 @dataclass(frozen=True)
 class Coma(Counterfactual):
-    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false); `per_turn`, with own replays
-    for every turn of a clone, which keep its earlier turns (default false)."""
+    """Credits clones by replays in which their turns are sampled again.
+
+    Attributes:
+        per_turn: whether every turn of a clone has its own replays, which keep its earlier turns.
+    """
 
     name: ClassVar[str] = "coma"
     formula: ClassVar[str] = "clone: A = R - mean R of replays with its turns resampled; root: rloo"

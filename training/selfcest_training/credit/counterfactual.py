@@ -24,8 +24,13 @@ from selfcest_training.credit.chance import flip_coin
 
 @dataclass(frozen=True)
 class Counterfactual(CreditAssigner, Checked):
-    """Options: `samples`, replays per clone (default 1); `max_share`, fraction of the clones that get them (default 1);
-    `paired`, with one more replay of the join for each of them (default false)."""
+    """Base of schemes that compare an episode with replays.
+
+    Attributes:
+        samples: number of replays per clone.
+        max_share: share of the clones that are replayed.
+        paired: whether the mean return of equally many replays from the join on replaces the episode's return.
+    """
 
     samples: Count = 1
     max_share: Share = 1.0

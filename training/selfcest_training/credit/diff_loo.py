@@ -23,7 +23,7 @@ from selfcest_training.credit.difference import Difference
 
 @dataclass(frozen=True)
 class DiffLoo(Difference):
-    """Options: those of `difference`."""
+    """Credits clones as `difference`, minus the mean of the same clone in the other episodes."""
 
     name: ClassVar[str] = "diff_loo"
     formula: ClassVar[str] = "clone: A = D - mean D of the same clone in other episodes, D of difference; root: rloo"

@@ -26,7 +26,7 @@ from selfcest_training.credit.counterfactual import Counterfactual
 
 @dataclass(frozen=True)
 class Difference(Counterfactual):
-    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false)."""
+    """Credits clones by replays without their reply."""
 
     name: ClassVar[str] = "difference"
     formula: ClassVar[str] = "clone: A = R - mean R of replays with its reply set to the default; root: rloo"

@@ -26,11 +26,17 @@ from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 @dataclass(frozen=True)
 class GatedOptions(WrapperOptions):
+    """Options in addition to `scheme`.
+
+    Attributes:
+        sides: advantages at which a failed clone is excluded: only `positive` ones, or `both` signs.
+    """
+
     sides: Literal["positive", "both"] = "positive"
 
 
 class Gated(WrapperScheme):
-    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `sides`: `positive` (default) or `both`."""
+    """Takes the credit of another scheme, by default `grpo`, without turns of failed clones."""
 
     name: ClassVar[str] = "gated"
     formula: ClassVar[str] = "as `scheme`; a failed clone is excluded when A >= 0 (sides: both: always)"

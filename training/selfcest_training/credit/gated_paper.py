@@ -29,7 +29,14 @@ _MATH_SCALE = 2.5
 
 @dataclass(frozen=True)
 class GatedPaper(CreditAssigner, Checked):
-    """Options: `domain` (`arithmetic`, also for long context, or `math`), `malformed_tokens` (192), `late_terms`."""
+    """Credits clones by the released code of arXiv 2602.13262, defects included.
+
+    Attributes:
+        domain: domain of the released reward: `arithmetic`, also for long context, or `math`, where the reward of
+            clones is the score / 2.5.
+        malformed_tokens: number of tokens above which a clone without an answer is malformed.
+        late_terms: reward terms that do not enter the rewards of clones.
+    """
 
     name: ClassVar[str] = "gated_paper"
     formula: ClassVar[str] = "clone: A = A_root clamp(r_c / R_root, -1.5, 1.5); root: grpo without floor"

@@ -22,7 +22,13 @@ from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Repla
 
 @dataclass(frozen=True)
 class Grpo(CreditAssigner, Checked):
-    """Options: `std_floor` (default 0.25), `epsilon` (default 0), `scale` (default true)."""
+    """Credits every turn by the standardised return of its episode.
+
+    Attributes:
+        std_floor: lower bound of the divisor; 0 is the usual form.
+        epsilon: number that is added to the divisor; 1e-4 is the usual form.
+        scale: whether to divide; without it the credit is (K - 1) / K times that of `rloo`, for K episodes.
+    """
 
     name: ClassVar[str] = "grpo"
     formula: ClassVar[str] = "A = (R - mean R) / (max(std R, std_floor) + epsilon), every turn"

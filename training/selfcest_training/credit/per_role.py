@@ -27,12 +27,19 @@ from selfcest_training.credit.registry import make_assigner, require_pure
 
 @dataclass(frozen=True)
 class PerRoleOptions(Checked):
+    """Options.
+
+    Attributes:
+        roots: scheme of roots, with `name` and `options`; `null` excludes them.
+        clones: scheme of clones, with `name` and `options`; `null` excludes them.
+    """
+
     roots: PlugIn | None = None
     clones: PlugIn | None = None
 
 
 class PerRole(Configured, CreditAssigner):
-    """Options: `roots` and `clones`, each `{name, options}` or null (default) for frozen."""
+    """Takes the credit of roots from one scheme, and that of clones from another."""
 
     name: ClassVar[str] = "per_role"
     formula: ClassVar[str] = "root: A of the scheme `roots`; clone: A of the scheme `clones`; null: excluded"

@@ -60,7 +60,12 @@ class _CallGame:
 
 @dataclass(frozen=True)
 class Shapley(CreditAssigner, Checked):
-    """Options: `orders` per call (default 4) and `max_share` of the calls that are replayed (default 1)."""
+    """Credits the clones of a call by sampled Shapley values.
+
+    Attributes:
+        orders: number of sampled orders per call; all orders if there are no more.
+        max_share: share of the calls that are replayed.
+    """
 
     name: ClassVar[str] = "shapley"
     formula: ClassVar[str] = "clone: A = mean over orders of v(S + c) - v(S) within its call; root: rloo"

@@ -18,7 +18,11 @@ from selfcest_training.credit.registry import make_assigner, require_pure
 
 @dataclass(frozen=True)
 class WrapperOptions(Checked):
-    """Option: `scheme`, `{name, options}` or null (default) for the class's `default`."""
+    """The option of every wrapper.
+
+    Attributes:
+        scheme: wrapped scheme, with `name` and `options`; `null`: the default scheme of the wrapper.
+    """
 
     scheme: PlugIn | None = None
 

@@ -73,8 +73,10 @@ class OptimizerConfig(Checked):
         learning_rate: largest learning rate.
         warmup_steps: steps of linear warmup.
         decay_share: last share of the run over which the learning rate decays linearly to 2 % of `learning_rate`.
-        beta1, beta2, weight_decay: of AdamW.
-        max_grad_norm: bound of the gradient's norm.
+        beta1: decay of the first moment per step.
+        beta2: decay of the second moment per step.
+        weight_decay: decoupled weight decay.
+        max_grad_norm: norm at which gradients are clipped.
     """
 
     learning_rate: Annotated[Positive, "as in 4e-4"] = 4e-4
@@ -109,7 +111,12 @@ class ImportanceLevel(StrEnum):
 
 @dataclass(frozen=True)
 class Importance(Checked):
-    """Truncated importance weights for the mismatch between sampler and learner. `cap` is the largest weight."""
+    """Truncated importance weights for the mismatch between sampler and learner.
+
+    Attributes:
+        level: unit of a weight.
+        cap: largest weight.
+    """
 
     level: ImportanceLevel = ImportanceLevel.NONE
     cap: Annotated[float, AtLeast(1), ".inf: not truncated"] = 2.0
@@ -124,9 +131,9 @@ class LossTermConfig(Checked):
     """A term that is added to the policy's loss.
 
     Attributes:
-        weight: of the term in the sum; negative for a bonus.
+        weight: factor of the term in the sum; negative for a bonus.
         name: a built-in name (`kl`, `entropy`), an installed one, or `package.module:Class`; empty: the term's key.
-        options: of the term.
+        options: options of the term.
     """
 
     weight: Annotated[float, Finite()]
@@ -139,8 +146,8 @@ class LossConfig(Checked):
     """The loss: the policy's term and added terms.
 
     Attributes:
-        name, options: the policy's term, a built-in name (`clipped`, `cispo`), an installed one, or
-            `package.module:Class`.
+        name: the policy's term, a built-in name (`clipped`, `cispo`), an installed one, or `package.module:Class`.
+        options: options of the policy's term.
         importance: weights of the policy's term for a sampler whose probabilities differ from the learner's.
         terms: added terms by name, such as `kl: {weight: 0.05}` for the KL to the warm start.
     """

@@ -15,7 +15,11 @@ Weights = Mapping[str, Annotated[float, Finite()]]
 
 @dataclass(frozen=True)
 class Constant(Checked):
-    """The default schedule. `terms` are factors of the reward's terms; all other terms have the factor 1."""
+    """The default schedule: constant factors of the reward's terms.
+
+    Attributes:
+        terms: factors by term; all other terms have the factor 1.
+    """
 
     terms: Weights = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from selfcest_training.learner.losses.base import LossInputs
 
 @dataclass(frozen=True)
 class Cispo(Checked):
-    """Options.
+    """REINFORCE with a capped ratio that has no gradient.
 
     Attributes:
         epsilon_high: the ratio is capped at 1 + epsilon_high.

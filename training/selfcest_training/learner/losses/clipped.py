@@ -26,10 +26,11 @@ _Clip = Annotated[float, AtLeast(0), ".inf: no clipping"]
 
 @dataclass(frozen=True)
 class Clipped(Checked):
-    """Options.
+    """PPO's clipped surrogate, by token or by sequence.
 
     Attributes:
-        clip_low, clip_high: rho has a gradient down to 1 - clip_low (A < 0) and up to 1 + clip_high (A > 0).
+        clip_low: a token with A < 0 has no gradient where rho is below 1 - clip_low.
+        clip_high: a token with A > 0 has no gradient where rho is above 1 + clip_high.
         delta: a cap on rho where A < 0, which the clip does not bound from above; null for none.
         level: the unit of rho, a `token` or the whole `sequence` (a sample: one agent's context).
     """

@@ -15,7 +15,7 @@ from selfcest_training.learner.losses.base import LossInputs, Need
 
 @dataclass(frozen=True)
 class Entropy:
-    """The term has no options."""
+    """Entropy in nats of the distribution that each token was drawn from."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ENTROPY})
 

@@ -20,10 +20,11 @@ from selfcest_training.learner.losses.base import LossInputs, Need
 
 @dataclass(frozen=True)
 class Kl:
-    """Options.
+    """Estimate of the KL divergence to the warm start.
 
     Attributes:
-        estimator: see the formulas above.
+        estimator: estimator of the divergence. With d = reference log-prob - log-prob, `k1` is -d, `k2` is d^2 / 2, and
+            `k3` is exp(d) - d - 1.
     """
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
