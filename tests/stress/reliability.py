@@ -83,25 +83,24 @@ def page(evidence: Mapping[str, Any]) -> str:
 
 HEAD = """# Reliability
 
-What was put into this project to break it, and what became of it. Three commands make the figures, one prints this page
-from what they have stored in `tests/stress/evidence`; a test compares the two. What the project does on a fault
-is in [Faults and exit codes](faults.md).
+For users who let long jobs run, and ask what a fault costs. This page has the results of fault injection, of hostile
+episodes and of hostile inputs. [Faults and exit codes](faults.md) says what the project does on a fault.
 
 *Results of version {version} ({commits}). The commands, given again, repeat the distribution of these figures, not
 their digits.*"""
 
-AGAIN = """## Again
+AGAIN = """## Commands
 
 ```bash
 python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json    # hostile texts, files and records
 python tests/stress/soak.py --workers 2    # hostile episodes, counted again
-python tests/stress/faults.py              # kills, full disks, rot, engines and servers
-python tests/stress/faults.py --cost       # what a checkpoint costs of a step
+python tests/stress/faults.py              # kills, full disks, damaged files, engines and servers
+python tests/stress/faults.py --cost       # time of a checkpoint, as a share of a step
 python tests/stress/reliability.py > docs/reliability.md
 ```
 
-Soak and faults go on where they stopped. Each of the first three ends with code 1 where it has a finding, and prints
-what repeats it: a target with a seed, a chunk (`--only threads:17`), a fault (`--only kill:17`)."""
+The second and third command resume where they stopped. Each of the first three ends with code 1 if it has a finding,
+and prints what repeats it: a target with a seed, a chunk (`--only threads:17`) or a fault (`--only kill:17`)."""
 
 
 def missing(part: str) -> str:
@@ -118,6 +117,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def fold(title: str, text: str) -> str:
+    """Text that a reader of the site unfolds."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'
+
+
 def promise(fuzz: Any, soak: Any, faults: Any) -> str:
     """What was promised, and what became of it, in one table."""
     kinds = (faults or {}).get("kinds", {})
@@ -125,9 +129,9 @@ def promise(fuzz: Any, soak: Any, faults: Any) -> str:
     numbers = soak["kinds"].get("symbolic", NOTHING) if soak else dict.fromkeys(NOTHING, NONE)
     words = {name: soak[name] - numbers[name] for name in NOTHING} if soak else numbers
     rows = [
-        ("Faults put into runs and studies", sum(of["injected"] for of in aims) if aims else NONE, ""),
-        ("Runs and studies they were put into", sum(of["runs"] for of in aims) if aims else NONE, ""),
-        ("of these survived", sum(of["survived"] for of in aims) if aims else NONE, "all"),
+        ("Faults injected", sum(of["injected"] for of in aims) if aims else NONE, ""),
+        ("Runs and studies with faults", sum(of["runs"] for of in aims) if aims else NONE, ""),
+        ("Survivors of these", sum(of["survived"] for of in aims) if aims else NONE, "all"),
         (f"Steps lost, at most{without('steps_lost', kinds)}", overall("steps_lost", aims, max), "1"),
         (f"Tokens lost or counted twice{without('tokens_off', kinds)}", overall("tokens_off", aims, sum), "0"),
         (
@@ -136,18 +140,18 @@ def promise(fuzz: Any, soak: Any, faults: Any) -> str:
             "0",
         ),
         ("Crashes", sum(of["crashes"] for of in aims) if aims else NONE, "0"),
-        ("Hostile episodes in words, counted again from their records alone", words["episodes"], "200,000"),
-        ("their tokens", words["tokens"], ""),
-        ("Hostile episodes in numbers, counted again from the game's arrays after each step", numbers["episodes"],
+        ("Hostile episodes in words, counted again from their records", words["episodes"], "200,000"),
+        ("Tokens of these", words["tokens"], ""),
+        ("Hostile episodes in numbers, counted again after each step", numbers["episodes"],
          "1,000,000 with those in words"),
-        ("their tokens", numbers["tokens"], ""),
+        ("Tokens of these", numbers["tokens"], ""),
         ("Differences from either recount", len(soak["findings"]) if soak else NONE, "0"),
         ("Hostile inputs", sum(of["inputs"] for of in each) if each else NONE, "1,000,000"),
         ("Findings in them", sum(of["findings"] for of in each) if each else NONE, "0"),
-        ("Executed of what a model wrote", fuzz["executed"] if fuzz else NONE, "0"),
+        ("Texts of a model that were executed", fuzz["executed"] if fuzz else NONE, "0"),
         ("Longest time on one input, ms", max(of["longest_ms"] for of in each) if each else NONE, ""),
     ]  # fmt: skip
-    return table(["", "Found", "Wanted"], rows)
+    return table(["", "Result", "Wanted"], rows)
 
 
 NOTHING = {"episodes": 0, "tokens": 0}
@@ -192,7 +196,7 @@ def _faults(faults: Mapping[str, Any]) -> str:
         cpu=faults["cpu_s"],
         again=sum(of["drawn_again"] for of in kinds.values()),
     )
-    return "\n\n".join([said, table(head, rows), ENDS, HITS, "\n".join(_hits(kinds))])
+    return "\n\n".join([said, table(head, rows), ENDS, fold(HITS, "\n".join(_hits(kinds)))])
 
 
 def _hits(kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -220,31 +224,23 @@ MEANT = {
     "server": "server that fails",
 }
 
-FAULTS = """Each run is real and small: a warm start, {steps} steps of RL that play ahead of the learner,
-counterfactual replays, an evaluation, a table. A checkpoint follows every pool and every step
-(`checkpoint_every: {every}`): *steps lost* were measured with this. Of {runs} runs {shell} were started from the
-shell, with a worker process and with plots. All others were forked from a process that has the modules, and play their
-jobs in it: they meet no worker process and draw no plots. A run that was over before its fault came is no run with a
-fault: {again} were drawn again. {cpu:,} CPU seconds, those of workers whose command was killed not included."""
+FAULTS = """Each run is real and small: a warm start, {steps} steps of RL ahead of the learner, counterfactual replays,
+an evaluation and a table. A checkpoint follows every pool and every step (`checkpoint_every: {every}`). Of {runs} runs
+{shell} were started from the shell. The others play their jobs in one process, without plots. {again} runs that were
+over before their fault came were drawn again. {cpu:,} CPU seconds."""
 
-ENDS = """*Survived* are those with no finding. *Same bits*: after `--resume` weights, metrics, episodes, results and
-checkpoints are those of an undisturbed run, and nothing is left behind. *Counted*: groups of a step were played again
-or left out, and `metrics.jsonl` has just the counts of those that were lost; or exactly the one question that was never
-answered is missing in a study, all other results are those of an undisturbed one, and its report says so and leaves it
-out of every strategy. *One line*: the command ended with a documented exit code, one line, and nothing changed but the
-log of errors (and of sessions, where a server was down) and a `config.yaml` that is written again;
-with the damaged file put back, or the server well again, `--resume` then came to the same end as
-undisturbed. Anything else is a finding.
+ENDS = """*Survived* runs have no finding: they ended in one of three ways.
 
-*Faults* are signals that were delivered, disks that were full, files whose bytes were others, engines and servers that
-failed; *requests failed* are counted on their own. *Steps lost* are steps and pools learned again: those in
-`metrics.jsonl` beyond the newest checkpoint, and after damage to a file those that the resumed run was seen to learn
-once more. *Tokens off* is the account of sampled tokens against episodes, replays and lost tries; in a study, what
-results say was generated against what the server says. *Bytes lost* are of what the newest checkpoint counts on, after
-the fault and at the end; of a damaged file at the end. A minus is what was not measured: a study has no steps and no
-checkpoint."""
+- *Same bits*: after `--resume`, weights, metrics, episodes and results equal those of an undisturbed run.
+- *Counted*: groups of a step were played again or left out, and `metrics.jsonl` has their number. In a study, the
+  unanswered question is left out of every strategy, and the report says so.
+- *One line*: the command ended with a documented exit code and one line. `--resume` reached the same end after the
+  file or the server was mended.
 
-HITS = "What was really hit, how often:"
+*Steps lost* are steps and pools that were learned again. *Tokens off* compares the account of sampled tokens with
+episodes, replays and lost tries. *Bytes lost* are of what the newest checkpoint counts on. A minus was not measured."""
+
+HITS = "Where the faults came, and how often:"
 
 
 def _soak(soak: Mapping[str, Any]) -> str:
@@ -266,24 +262,16 @@ KINDS = {
     "symbolic": "symbolic, batched",
 }
 
-SOAK = """Players write calls, reads, answers, attacks, cut and over-long texts, replies one token below, at and above
-their limit, and report any usage. Every limit is drawn from 0, none, tiny and large.
+SOAK = """Scripted players write calls, reads, answers, attacks, and texts below, at and above their limits. Limits are
+drawn from 0, none, tiny and large. A recount that imports nothing of the ledger then checks each episode.
 
-*In words*, from the record alone, with an arithmetic of its own that imports nothing of the ledger or of the game's
-counters, a recount plays the episode again: the price of every block that the environment wrote, every purse of total
-tokens, generated tokens and clones down the tree, what each call and each turn is granted and charged, what flows back,
-why each call or read is refused, how each agent ends. All must be as recorded, neither more nor less. Only wording is
-not its own: the protocol says how a block reads, what a text asks for and what of a reply gets through. Episodes by
-threads are played again one by one and must be equal.
+- *In words*, it plays the episode again from its record: prices of blocks, accounts down the tree, grants, charges,
+  refunds, refusals and ends must be as recorded. The wording of a block is the protocol's own.
+- *In numbers*, spent + reserved + free is the total after every joint step. Which actions are legal is the game's own
+  word, so a call that is wrongly refused is not seen.
 
-*In numbers* episodes are counted from their arrays after every joint step, of random subsets of agents:
-spent + reserved + free is the total at each. Shares must be exact; which actions are legal and how long a segment is
-are the game's own word, so a call that is wrongly refused is not seen there. The tokens of a symbolic episode that is
-played in words must be those in numbers.
-
-Not seen in words: what a protocol words or reads wrongly; a wrong purse of generated tokens or clones, which are in no
-record, before it decides a grant or a refusal; whether a text that `delegation_v0` has dropped was over its grant; more
-than the first difference of an episode. {cpu:,} CPU seconds."""
+Also not seen: what a protocol words or reads wrongly, accounts that are in no record before they decide a grant, and
+more than the first difference of an episode. {cpu:,} CPU seconds."""
 
 
 def _fuzz(fuzz: Mapping[str, Any]) -> str:
@@ -291,14 +279,13 @@ def _fuzz(fuzz: Mapping[str, Any]) -> str:
     rows = [
         [f"`{name}`", *["-" if of[key] is None else of[key] for key in names]] for name, of in fuzz["targets"].items()
     ]
-    return "\n\n".join([FUZZ, table(["", "Inputs", "Refused", "Findings", "Longest, ms", "Exponent"], rows)])
+    by_target = table(["", "Inputs", "Refused", "Findings", "Longest, ms", "Exponent"], rows)
+    return "\n\n".join([FUZZ, fold(f"{len(rows)} targets", by_target)])
 
 
-FUZZ = """Hostile texts, files, configs and records. *Refused* are those that ended in an error of this project's own
-kind. *Exponent* is that of CPU time in the length of the input, over an eightfold length, of the piece for which it is
-steepest: from 2,000 characters on, parsers from 16,000, chat codecs from 500, YAML and configs from 250. One above 1.5
-that stays there at four times these lengths, twice, is a finding; a quadratic term too small to show there is none.
-Families of templates have their roles asserted on ids."""
+FUZZ = """Hostile texts, files, configs and records. *Refused* inputs ended in an error of this project's own kind.
+*Exponent* is that of CPU time in the length of the input, over an eightfold length, for the steepest piece. One above
+1.5 that stays there at four times these lengths, twice, is a finding."""
 
 
 def _found(evidence: Mapping[str, Any]) -> str:
@@ -312,12 +299,10 @@ def _found(evidence: Mapping[str, Any]) -> str:
 
 
 MENDED = """\
-What these commands found before, each with a test of its own since: a record with half of a surrogate pair
-could not be written; YAML with unclosed brackets took quadratic time; a policy longer than any path was a
-traceback, as were strange bytes, deep JSON and huge numbers in a study's files; SIGTERM while a report was
-written ended without a line; a damaged evaluation from before RL gave another table in silence, as did a number
-that had turned into another one in a study's results; a refused `--resume` moved files of a study before it
-refused."""
+Earlier findings, each with a test of its own now: half of a surrogate pair in a record; YAML with unclosed brackets in
+quadratic time; tracebacks for long policy names, strange bytes, deep JSON and huge numbers in a study; SIGTERM during a
+report without a line; damaged evaluations and results that were read without an error; a refused `--resume` that had
+moved files."""
 
 
 def _short(commit: str) -> str:
@@ -334,11 +319,11 @@ def _cost(cost: Mapping[str, Any]) -> str:
     little = "less" if share < LITTLE else "not less"
     again = "one step and its logs, which come" if every == 1 else f"{every} steps and their logs, which come"
     return (
-        f"A checkpoint of the newcomer's config (`{cost['config']}`, variant `{cost['arm']}`, "
-        f"{cost['checkpoint_bytes'] / 1e6:.1f} MB) takes {1000 * cost['checkpoint_wall_s']:.0f} ms beside steps of "
-        f"{cost['step_wall_s']:.1f} s, {share:.1%} (medians of {cost['steps']} steps at `{_short(cost['commit'])}`; of "
-        f"CPU time {cost['share_cpu']:.1%}), {little} than {LITTLE:.0%}. The default is `checkpoint_every: {every}`: a "
-        f"kill costs at most {again} again to the same bits"
+        f"A checkpoint of the default run (`{cost['config']}`, variant `{cost['arm']}`, "
+        f"{cost['checkpoint_bytes'] / 1e6:.1f} MB) takes {1000 * cost['checkpoint_wall_s']:.0f} ms, and a step "
+        f"{cost['step_wall_s']:.1f} s: {share:.1%} (medians of {cost['steps']} steps at `{_short(cost['commit'])}`; of "
+        f"CPU time {cost['share_cpu']:.1%}), {little} than {LITTLE:.0%}. With the default `checkpoint_every: {every}`, "
+        f"a kill costs at most {again} again to the same bits"
     )
 
 
@@ -346,25 +331,18 @@ UNMEASURED = "What a checkpoint costs of a step (`tests/stress/faults.py --cost`
 
 NOT_PROMISED = """## What is not promised
 
-- **At most one step is lost only where a checkpoint follows every step.** {cost}. With large models a checkpoint may
-  take longer than a step, and it was not measured there: then `checkpoint_every` is the price that you choose, in
-  steps, and the configs that name such models set it higher. SIGTERM loses none.
-- **What was done within a step is lost.** A kill in a step plays that step again; its tokens are sampled again and a
-  server bills them again. The account counts them once: it is of the run, not of the bill.
-- **Same bits on the same machine.** Same versions, number of threads and kind of processor. A server that is not
-  deterministic, or a batch that an outage has split, gives other samples; what is counted is still right.
-- **A file system that keeps its word.** What `fsync` has returned from is taken to be on the disk. No power was cut.
-- **The best checkpoint.** The newest are kept, and none for its score: a step's own return is no honest measure of
-  which is best ([why](decisions.md#training)).
-- **Roles in plain words without a tokenizer.** Of a server whose template writes `USER:` or `### Instruction:` as plain
-  text nothing is known here unless its tokenizer is named; with it these too are broken.
-- **Damage after the last look.** Digests are checked when a run is resumed. A byte that turns in a finished model, in
-  plots, tables or TensorBoard files is nobody's to find; nor is one in the results of a study of an earlier version,
-  whose lines have no digest.
-- **Somebody else's process.** Two commands on one folder are kept apart by a lock; a program that edits files of a
-  running run is not.
-- **Attacks nobody thought of.** Players, texts and faults are those of the commands below. What they have not found
-  is not thereby absent."""
+- **At most one step is lost only if a checkpoint follows every step.** {cost}. With large models a checkpoint may
+  take longer than a step, and it was not measured there. Their configs set `checkpoint_every` higher. SIGTERM loses
+  none.
+- **The work within a step is lost.** Its tokens are sampled again, and a server bills them again.
+- **Same bits need the same machine**: versions, number of threads and kind of processor. A server that is not
+  deterministic gives other samples.
+- **The file system must keep its word.** What `fsync` has returned from counts as stored. No power was cut.
+- **The best checkpoint is not kept**, only the newest ([why](decisions.md#training)).
+- **Roles in plain words** (`USER:`) are broken only if the tokenizer of the server's model is named.
+- **Damage after the last check is not seen**: in finished models, plots, tables and TensorBoard files.
+- **Other programs that edit files of a running run are not kept out.** Two commands on one folder are, by a lock.
+- **Other attacks may succeed.** Players, texts and faults are those of the commands below."""
 
 if __name__ == "__main__":
     sys.stdout.write(page(stored()))

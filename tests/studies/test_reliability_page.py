@@ -55,7 +55,7 @@ def test_findings_and_shortfalls_stand_on_the_page(reliability: ModuleType) -> N
         "Requests failed: 500 40, drip 2.",
         "(`checkpoint_every: 1`)",
         "| Tokens lost or counted twice | 7 | 0 |",
-        "| of these survived | 4 | all |",
+        "| Survivors of these | 4 | all |",
         "- faults: kill:3 (SIGKILL in update 1): another end",
         "- fuzz `terse`: seed 3 hangs",
         "| `terse` | 10 | 4 | 1 | 12.5 | - |",
