@@ -1,14 +1,19 @@
-"""Makes the pages that the site embeds while the site is built: they are what the commands write, never a copy of it.
+"""What mkdocs calls while it builds the site.
 
-They need the project with its extra `train`, which the environment of the documentation has not; so a Python that has
-it writes them: `$SELFCEST_PYTHON`, else that of `.venv`, else this one.
+The commands write the pages that the site embeds, so the site never has a copy of them. They need the project with its
+extra `train`, which the environment of the documentation lacks. A Python that has it writes them: `$SELFCEST_PYTHON`,
+else that of `.venv`, else this one.
+
+Every page gets a description for search engines and link previews, and the footer has the version of the project.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -55,3 +60,38 @@ def on_files(files: Any, config: Any) -> Any:
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+MAX_DESCRIPTION = 200  # characters; link previews cut longer ones
+
+
+def describe_page(markdown: str) -> str:
+    """Return the first paragraph of a page as plain text, cut after a whole sentence if possible."""
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL))
+    prose = [text for text in paragraphs if re.match(r"[A-Za-z*]", text.strip())]
+    if not prose:
+        return ""
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose[0])
+    text = " ".join(re.sub(r"[*`]", "", text).split())
+    if len(text) <= MAX_DESCRIPTION:
+        return text
+    sentences = text[:MAX_DESCRIPTION].rpartition(". ")[0]
+    return f"{sentences}." if sentences else f"{text[: MAX_DESCRIPTION - 2].rpartition(' ')[0]} …"
+
+
+def on_config(config: Any) -> Any:
+    """Called by mkdocs with its settings: put the version into the footer, and set the address of the site.
+
+    Link previews need the address with its path, as in `SELFCEST_SITE_URL=https://example.org/selfcest/`.
+    """
+    if address := os.environ.get("SELFCEST_SITE_URL"):
+        config["site_url"] = address
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config["copyright"] = f"selfcest {project['version']}, {project['license']}"
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by mkdocs with the text of each page: describe the page by its first paragraph, unless it says more."""
+    page.meta.setdefault("description", describe_page(markdown) or page.title)
+    return markdown

@@ -22,9 +22,9 @@ from selfcest_env.types import AgentId
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GALLERY, LOOK = ((DOCS / name).read_text(encoding="utf-8") for name in ("gallery.md", "look.md"))
+GALLERY, LOOK, HOME = ((DOCS / name).read_text(encoding="utf-8") for name in ("gallery.md", "look.md", "index.md"))
 COMMANDS = re.findall(r"^selfcest trace .*$", GALLERY, re.MULTILINE)
-PLACES = re.findall(r'(?:look/|src=")(\w+\.html)#([^)"]+)', GALLERY + LOOK)
+PLACES = re.findall(r'(?:look/|src=")(\w+\.html)#([^)"]+)', GALLERY + LOOK + HOME)
 
 
 @pytest.fixture(scope="module")
