@@ -202,7 +202,7 @@ class VllmSampler(VllmOptions):
         super().__post_init__()
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
-                "vLLM is not installed; set sampler.name to transformers, install it for a CPU as docs/engines.md "
+                "vLLM is not installed; set sampler.name to transformers, install it for a CPU as docs/models.md "
                 f"says, or run: {install_hint('vllm')}"
             )
 

@@ -81,7 +81,7 @@ class VllmEngine:
 
     Raises:
         ConfigError: vLLM cannot be imported, there is no such model, vLLM does not support an option for it, or threads
-            would spin (see docs/engines.md).
+            would spin (see docs/models.md).
     """
 
     _in_process: ClassVar[WeakSet[VllmEngine]] = WeakSet()  # engines that run in this process, at most one
@@ -229,7 +229,7 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
         from vllm.v1.executor import Executor
     except ImportError as error:
         raise ConfigError(
-            f"vLLM cannot be imported ({error}); use TransformersEngine, install it for a CPU as docs/engines.md says, "
+            f"vLLM cannot be imported ({error}); use TransformersEngine, install it for a CPU as docs/models.md says, "
             f"or run: {install_hint('vllm')}"
         ) from error
     on_cpu = current_platform.is_cpu()

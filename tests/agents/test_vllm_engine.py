@@ -42,7 +42,7 @@ from selfcest_env.types import FinishReason, Limits, Role, Task
 from selfcest_env.views import Observation
 
 needs_vllm = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed; docs/engines.md says how, .ci/run does it"
+    find_spec("vllm") is None, reason="vLLM is not installed; docs/models.md says how, .ci/run does it"
 )
 TOKENIZER = TinyTokenizer()
 VOCAB = TOKENIZER.vocab_size

@@ -44,7 +44,7 @@ def test_answers_in_odd_forms_are_judged_as_a_reader_would_but_for_the_rows_of_t
     labels = Counter((odd.grader, odd.right) for odd in BENCHMARK.odd_answers())
     assert len(labels) == 12
     assert min(labels.values()) >= 300
-    page = (FILE.parents[1] / "docs" / "odd_answers.md").read_text(encoding="utf-8")
+    page = (FILE.parents[1] / "docs" / "reference" / "odd_answers.md").read_text(encoding="utf-8")
     disagreements = BENCHMARK.disagreements(symbolic=False)
     for row in {BENCHMARK.row_start(odd) for odd in disagreements}:
         assert f"\n{row} " in page

@@ -86,7 +86,7 @@ def test_a_step_in_bfloat16_on_a_gpu_is_finite_and_moves_float32_weights() -> No
 def test_the_config_for_a_gpu_trains_a_small_model(tmp_path: Path, sampler: str) -> None:
     """All of it but the weights and the sizes: LoRA, tree rows, bfloat16, rollouts a step ahead, templates of Qwen3."""
     if sampler == "vllm" and find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed; docs/engines.md says how")
+        pytest.skip("vLLM is not installed; docs/models.md says how")
     save_chat_model(tmp_path / "small", template=QWEN3, positions=4096, hidden_size=128)
     kept = [] if sampler == "vllm" else ["sampler={name: transformers, options: {dtype: bfloat16}}"]
     small = ["steps=3", "tasks_per_step=2", "group_size=2"]

@@ -495,7 +495,7 @@ def test_an_absent_vllm_is_found_before_any_work(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(samplers.importlib.util, "find_spec", lambda name: None)
     message = refused(config(tmp_path, sampler={"name": "vllm"}))
     assert "sampler.options: vLLM is not installed" in message
-    assert "docs/engines.md" in message
+    assert "docs/models.md" in message
 
 
 def test_vllm_starts_with_a_plain_model_where_the_learner_has_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from selfcest_agents.vllm_engine import VllmEngine
 from selfcest_training.run.job import Job, JobId
 
 needs_vllm = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed; docs/engines.md says how, .ci/run does it"
+    find_spec("vllm") is None, reason="vLLM is not installed; docs/models.md says how, .ci/run does it"
 )
 SAMPLER = {"name": "vllm", "options": {"kv_cache_gib": 0.125, "block_size": 32, "max_batch_size": 16}}
 
