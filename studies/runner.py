@@ -181,6 +181,11 @@ def joined(parts: Iterable[str]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+def fold(title: str, *parts: str) -> str:
+    """Return parts of a page that a reader opens by a click on their title."""
+    return joined([f'<details markdown="1">\n<summary>{title}</summary>', *parts, "</details>"])
+
+
 def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
 

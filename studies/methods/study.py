@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from textwrap import TextWrapper
 
 import numpy as np
@@ -30,6 +30,7 @@ from studies.runner import (
     cells_in,
     each,
     evidence_line,
+    fold,
     of,
     provenance,
     read_json,
@@ -47,59 +48,44 @@ SWEEP = CONFIGS / "methods" / "budgets_frontier.yaml"
 BEGIN, END = "<!-- compared: by studies/methods/study.py -->", "<!-- end of what is compared -->"
 
 
-HEAD = """![What each variant earned less its baseline, every seed](methods.png)
+HEAD = """![No method is told apart from its baseline: what each variant earned less it, every seed](methods.png)
 
-The embedded model of 0.17 M parameters, made tasks; nothing follows for a large model. Negative results first. In the
-picture a stroke is a seed, the line a 95 % interval over seeds.
+The embedded model of 0.17 M parameters on made tasks; nothing follows for a large model. In the picture a stroke is a
+seed, the line a 95 % interval over seeds.
 
 {evidence}
 
-- **Nothing is told apart from the baseline** in any of the four tables, at equal compute: {apart} of {compared}
-  intervals leave out 0. Of {sided} predictions of *better* or *worse* {confirmed} came true.
-- **That RL helps the baseline is not decided either.** It brought `default` {default_gain} over seeds 10 to 12 and
-  {fresh_gain} over five fresh ones; with seed {worst_seed} it fell. There was room: a perfect player who calls
-  where it pays earns {room:.3f}. Of {intervals} intervals of what RL brought, those that leave out 0 are of {decided}
-  on the three seeds, and of {fresh_decided} on the five. Seen afterwards and not predicted: over all {seeds} seeds
-  {pooled}. Smaller advantages under the same KL weight may be all of that.
-- **No combination is chosen, and the defaults stay.** `salt` with the multiplier of `lagrangian`, which had been
-  written down, is {combined} less `default` on five fresh seeds.
-- On keyed cells `salt` was ahead of `rloo` with every seed, by {salt}; on [fresh seeds](#keyed-cells-fresh-seeds),
-  where *better* was predicted, by {salt_fresh}. With options that should change nothing but rounding
-  (`salt_thoughts`) it is {floor} from `rloo` by seed, so the lead was more than rounding; that fresh seeds do not
-  repeat it says that three were too few.
+- **No method is told apart from its baseline** at equal compute: {apart} of {compared} intervals leave out 0. Of
+  {sided} predictions of *better* or *worse* {confirmed} came true.
+- **Whether RL helps the baseline is undecided.** It brought `default` {default_gain} over seeds 10 to 12 and
+  {fresh_gain} over five fresh ones; with seed {worst_seed} it fell. A perfect player who calls where it pays earns
+  {room:.3f}. Of {intervals} intervals of the gain by RL, those that leave out 0 are of {decided} on the three seeds,
+  and of {fresh_decided} on the five.
+- **The defaults stay.** `salt` with the multiplier of `lagrangian`, which had been written down, is {combined} less
+  `default` on five fresh seeds.
+- **The lead of `salt` on keyed cells did not repeat.** It was ahead of `rloo` with every seed, by {salt}; on
+  [fresh seeds](#keyed-cells-fresh-seeds), where *better* was predicted, by {salt_fresh}.
 - With `knapsack`, `dots`, `v0` and `parl` the largest sums are right more often than with `default` ({largest}), but
-  small ones are called for as well, which costs what was won: of those of 6 to 10 terms {small}, where the warm start
-  called for {small_before:.2f} and `default` for {small_default:.2f}. Why is not known. `rloo`, too, is right on more
-  of the largest sums ({largest_rloo}), and calls for {small_rloo:.2f} of those small ones.
-- `scaler` hardly calls for the largest sums any more: right {scaler} by seed.
-- **One policy for five budgets was as good as five, to within {within:.3f}; but so were single ones, and a protocol
-  that tells the budget did harm.** `every` earned {own} less what the five had that were trained for one budget each,
-  each with as much compute in RL as `every`; the interval is wider than the 0.02 predicted. Those trained for 280,
-  340 and 480 tokens, played at every budget, are as good as `every` too. Less `hidden`, which nobody tells, `every`
-  is {hidden}, where *within 0.02* was predicted. The number is one more token in each context, of its price and of a
-  window that then holds 9 terms in the place of 10; at 480 tokens a perfect player pays {toll:.3f} for that. Under
-  160 and 220 tokens the distance is larger, and why is not known. `hidden` has another warm start, which at 480
-  tokens earned {head_start} more before RL, by seed."""
+  small ones are called for as well, which costs what was won: of those of 6 to 10 terms {small}, `default` for
+  {small_default:.2f}. Why is not known. `scaler` hardly calls for the largest sums: right {scaler} by seed.
+- **One policy for five budgets was as good as five, to within {within:.3f}. So were single ones, and showing the
+  budget did harm.** `every` less the five that were trained for one budget each: {own}, an interval wider than the 0.02
+  predicted. `every` less `hidden`, which is not shown its budget: {hidden}, where *within 0.02* was predicted. The
+  shown number costs a token in each context, which a perfect player pays {toll:.3f} for at 480 tokens. `hidden` has
+  another warm start, which at 480 tokens earned {head_start} more before RL, by seed."""
 
 WHEN = """\
 `training/configs/methods/when.yaml`: sums of 2 to 24 terms under a window that holds 15, where the policy must find
-out from which size on calls pay. All variants of a seed have one warm start and may use 2 M tokens of compute in RL
-(sampled, rounds that a filter asks for and reading for credit included, and three times those trained on; probes are
-free for all). *Earned* is right answers less what tokens cost, greedily on 500 held-out instances, mean over five
-sizes; then what RL added to that; what it is above `default` with the same seed; the same for the mean over eight
-probes on the way, which are of two families in the place of five sizes; each with a 95 % interval over seeds
-(Student's t, for three seeds two degrees of freedom: wide). *Times fewer tokens*, by seed: to the score at which
-`default` ended, by the probes and so to within an eighth (-: did not come there, x: `default` had fallen). `gated` was
-run later, when probes had other instances, so its are not compared. A variant is called better or worse if its interval
-leaves out 0: of fourteen that do nothing, one in two such tables has one.
+out from which size on calls pay. All variants of a seed have one warm start and 2 M tokens of compute in RL. *Earned*
+is right answers less token costs, greedily on 500 held-out instances, mean over five sizes. Then: the gain by RL, and
+the difference to `default` at the end and over eight probes, with 95 % intervals over seeds (Student's t; wide for
+three). *Times fewer tokens*, by seed: to the score at which `default` ended (-: did not come there, x: `default` had
+fallen). `gated` was run later, with other probes. Of fourteen variants that do nothing, one in two such tables has an
+interval that leaves out 0.
 
 `default` is the recipe of `budgets.yaml`: `grpo` with a floor of 0.05 under its std, a KL weight of 0.05, 8 rollouts of
-16 tasks. The trainer's default credit is `gated`. `hypervolume` and `state_zero` are built on `rloo`, under the KL
-weight that was chosen for schemes that divide by a std: less `rloo` they are under [predictions](#predictions).
-`hypervolume` weighs all terms alike, as its source does, so it moves the size of a step and no balance. `lagrangian` is
-on `grpo`, which takes part of the balance out again, with *accuracy at least a* alone. `parl` anneals its bonuses over
-40 of some 55 steps and freezes clones for 20; its critical path as a price is left out, since all variants are after
-the same return. `reinforce_ada` samples more and trains on less: as many tokens, and a fifth more CPU."""
+16 tasks. `hypervolume` and `state_zero` are built on `rloo`, and `hypervolume` weighs all terms alike. `parl` has no
+price of the critical path. `reinforce_ada` samples more and trains on less: as many tokens, and a fifth more CPU."""
 
 CELLS = """\
 `training/configs/methods/cells.yaml`: sixteen clones and a graded sum, the 26 conventions of [keyed cells](cells.md),
@@ -108,39 +94,35 @@ held-out instances."""
 
 CONFIRM_WHEN = """\
 `training/configs/methods/confirm_when.yaml`, five seeds that nothing had been run with. `salt` and `combined` (`salt`
-with the multiplier of `lagrangian`) were written down, with their predictions, after one seed of *when* and three of
-the cells; they were dropped without being run, which left out of this page what had been chosen, and taken up again
-with `rloo`, whose seeds lay closest together, and `gated`, the trainer's default."""
+with the multiplier of `lagrangian`) were written down with their predictions, dropped without being run, and taken up
+again with `rloo`, whose seeds lay closest together, and `gated`, the trainer's default."""
 
 CONFIRM_CELLS = """\
-`training/configs/methods/confirm_cells.yaml`. `salt` was ahead with every seed above, so it was put to five that
-nothing had been run with, as written down and committed before the first of them."""
+`training/configs/methods/confirm_cells.yaml`: `salt`, ahead with every seed above, on five seeds that nothing had been
+run with, as written down before the first of them."""
 
 BUDGETS = """### One policy for many budgets
 
 `training/configs/methods/budgets.yaml`: `every` is trained under five budgets of total tokens, drawn for each group
-and shown to every agent, `only_B` under one of them. Each has {compute} M tokens of compute in RL from one warm start,
-so the five have five times what `every` has in RL. `hidden` is `every` under the protocol that shows no budget, from a
-warm start of its own (`budgets_hidden.yaml`). Earned as above, 40 held-out instances a size, mean over sizes and
-seeds. The best of a column is bold; what a policy earns under its own budget is in brackets. Then what `every` earned
-less the others. The best of five is chosen by the figures that it is compared by, and so flattered."""
+and shown to every agent, `only_B` under one of them. Each has {compute} M tokens of compute in RL from one warm start.
+`hidden` is `every` under the protocol that shows no budget, from a warm start of its own (`budgets_hidden.yaml`).
+Earned as above, 40 held-out instances a size, mean over sizes and seeds. The best of a column is bold; a policy under
+its own budget is in brackets. Then `every` less the others; the best of five is chosen by the same figures."""
 
 PREDICTED = """### Predictions
 
-Written down after the tuning runs below and before the first reported seed of their experiment; the last five after
-all else but seeds 11 and 12 of the budgets, and before their own. The worst fresh seed of `rloo` is {rloo:.3f}, that of
-`default` {default:.3f}."""
+Written down before the first reported seed of their experiment; the last five after all else but seeds 11 and 12 of
+the budgets. The worst fresh seed of `rloo` is {rloo:.3f}, that of `default` {default:.3f}."""
 
 PROVENANCE = """### Where it comes from
 
-A cell is a variant with one seed; `python -m studies methods --rerun methods_when/seed10` makes those of a seed
-again. CPU-s are of training, its warm start included, on a shared machine."""
+`python -m studies methods --rerun methods_when/seed10` makes the cells of a seed again. CPU-s are of training, its warm
+start included, on a shared machine."""
 
 TUNING = """### Tuning
 
-All on seed 100. The baseline of *when* was tried with four settings, and every variant has the best of them; that of
-the cells was tuned for [another page](cells.md). The options of the others are those of their sources or ours, and were
-not tuned: what is undecided or worse here may do better with others."""
+All on seed 100. The baseline of *when* was tried with four settings; that of the cells was tuned for [another
+page](cells.md). The options of the others are those of their sources or ours, and were not tuned."""
 
 
 @dataclass(frozen=True)
@@ -402,16 +384,21 @@ def page(cells: Sequence[Cell], text: str) -> str:
     _, after = rest.split(END)
     found, seeds = found_of(cells), swept()
     used = [cell["compute_tokens"] - warm(cell) for cell in of(cells, "methods_budgets")["every"]]
-    parts = [summary(cells, found)]
+    tables: list[str] = []
     for family in FAMILIES:
-        parts += [f"### {family.title}", family.words, compared(family, of(cells, family.experiment))]
-    parts += [BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"), budgets_table(seeds), distances_table(seeds)]
+        tables += [f"### {family.title}", family.words, compared(family, of(cells, family.experiment))]
+    parts = [summary(cells, found), fold("Every variant with every seed, in four comparisons", *tables)]
+    parts += [
+        BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"),
+        fold("By budget", budgets_table(seeds), distances_table(seeds)),
+    ]
     worst = {
         variant: min(final(cell, FAMILIES[1]) for cell in own)
         for variant, own in of(cells, "methods_confirm_when").items()
     }
-    parts += [PREDICTED.format(**worst), predicted(found), PROVENANCE, provenance(cells)]
-    parts += [TUNING, tuning_table(read_json(FOLDER / "tuning.json"), "earned by each probe")]
+    logs = [PREDICTED.format(**worst), predicted(found), PROVENANCE, provenance(cells)]
+    logs += [TUNING, tuning_table(read_json(FOLDER / "tuning.json"), "earned by each probe")]
+    parts.append(fold("Predictions, provenance and tuning runs", *logs))
     return "".join([before, BEGIN, "\n\n", "\n\n".join(part.strip() for part in parts), "\n\n", END, after])
 
 
@@ -447,7 +434,6 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
         for variant, own in largest.items()
     }
     small = {variant: mean(cell["sizes"]["6-10"]["delegated"] for cell in own) for variant, own in whens.items()}
-    pooled = {variant: gained([*whens[variant], *freshs[variant]], when) for variant in ("default", "rloo", "gated")}
     own = [mean(row) for row in distances(swept())[OWN]]
     aware, untold = (of(cells, experiment)["every"][0] for experiment in ("methods_budgets", "methods_budgets_hidden"))
     told = {words: signed([mean(row) for row in rows]) for words, rows in distances(swept()).items()}
@@ -465,20 +451,12 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
         decided=", ".join(f"`{variant}` ({gain})" for variant, gain in added(whens, when).items()),
         combined=signed(gaps(freshs, "combined", fresh.baseline, fresh)),
         salt=signed(gaps(keyeds, "salt", keyed.baseline, keyed)),
-        floor=" ".join(f"{gap:+.3f}" for gap in gaps(keyeds, "salt_thoughts", keyed.baseline, keyed)),
         salt_fresh=signed(gaps(of(cells, fresh_keyed.experiment), "salt", fresh_keyed.baseline, fresh_keyed)),
         largest=", ".join(f"`{variant}` {more[variant]}" for variant in CHOOSERS),
-        largest_rloo=more["rloo"],
         scaler=each(largest["scaler"]),
         intervals=len(whens) + len(freshs),
-        seeds=len(whens["default"]) + len(freshs["default"]),
-        pooled=", ".join(
-            f"`{variant}` gained {mean(own):+.3f} with a std of {stdev(own):.3f}" for variant, own in pooled.items()
-        ),
         small=", ".join(f"`{variant}` for {small[variant]:.2f}" for variant in CHOOSERS),
-        small_before=mean(cell["before_rl"]["6-10"]["delegated"] for cell in whens["default"]),
         small_default=small["default"],
-        small_rloo=small["rloo"],
         own=signed(own),
         within=over_seeds(own).high - over_seeds(own).mean,
         head_start=" ".join(

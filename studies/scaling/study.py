@@ -48,7 +48,7 @@ from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.checks import propose
 from selfcest_training.stages.mixture import MixtureSampler
 from selfcest_training.stages.rollout_batch import play_groups
-from studies.runner import DOCS, Rerun, Study, git, read_json, table
+from studies.runner import DOCS, Rerun, Study, fold, git, joined, read_json, table
 
 STORE, PAGE = Path(__file__).parent / "evidence", DOCS / "scale.md"
 EVIDENCE = Rerun(STORE, STORE)
@@ -456,22 +456,24 @@ def section(results: Mapping[str, Any], episodes: Mapping[str, Any]) -> str:
         measured=_said(known["measured"]),
         assumed=_said(known["assumed"]),
     )
-    parts = [HEADING, INTRO, facts, "### Weak scaling", WEAK, _read(results)]
+    weak: list[str] = []
     for kind in CURVES:
         for tail in ("recorded", "heavy"):
             rows = results[f"{kind} curve, {tail} tail, weak scaling"]
-            parts += [f"{kind.capitalize()} curve, {tail} tail:", _by_mode(rows, "efficiency", "{:.0%}")]
-    parts += ["![Efficiency by workers](scale.png)", "### Strong scaling", STRONG_WORDS]
+            weak += [f"{kind.capitalize()} curve, {tail} tail:", _by_mode(rows, "efficiency", "{:.0%}")]
+    strong = [STRONG_WORDS]
     for kind in CURVES:
         rows = results[f"{kind} curve, recorded tail, strong scaling"]
-        parts += [f"{kind.capitalize()} curve, recorded tail:", _by_mode(rows, "speed", "{:.1f} x")]
-    parts += ["### Balance over learner ranks", BALANCE]
+        strong += [f"{kind.capitalize()} curve, recorded tail:", _by_mode(rows, "speed", "{:.1f} x")]
     lines = [
         [str(ranks), *(f"{results['balance'][tail][i][how]:.0%}" for tail in ("recorded", "heavy") for how in HOW)]
         for i, ranks in enumerate(RANKS)
     ]
     heads = ["ranks", *(f"{words}, {tail}" for tail in ("recorded", "heavy") for words in HOW.values())]
-    return "\n\n".join([*parts, table(heads, lines), AGAIN]) + "\n"
+    parts = [HEADING, INTRO, facts, WEAK, _read(results), "![Simulated efficiency by workers](scale.png)"]
+    parts += [fold("Weak scaling, every number of workers", *weak), fold("Strong scaling", *strong)]
+    parts += [fold("Balance over learner ranks", BALANCE, table(heads, lines)), AGAIN]
+    return joined(parts)
 
 
 def _read(results: Mapping[str, Any]) -> str:
@@ -484,9 +486,9 @@ def _read(results: Mapping[str, Any]) -> str:
     lines = []
     for kind in CURVES:
         for tail in ("recorded", "heavy"):
-            modes = ", ".join(f"{mode} {of(kind, tail, 16, mode)} and {of(kind, tail, 256, mode)}" for mode in MODES)
-            lines.append(f"- {kind} curve, {tail} tail: {modes}")
-    return "\n".join([READ, "", *lines])
+            cells = [f"{of(kind, tail, 16, mode)}, {of(kind, tail, 256, mode)}" for mode in MODES]
+            lines.append([f"{kind} curve, {tail} tail", *cells])
+    return f"{READ}\n\n{table(['', *MODES], lines)}"
 
 
 _UNIT = ThroughputCurve("", "", "", "one token a second", ((1, 1.0), (2, 2.0), (10**6, 1e6)))
@@ -533,17 +535,13 @@ def figure(results: Mapping[str, Any], file: Path) -> None:
     drawing.savefig(file, dpi=120, metadata={"Software": None})
 
 
-INTRO = f"""A clock is simulated here, and nothing else is. No run on more than one machine has been timed, and no GPU
-was at hand. Episodes are recorded ones, as lengths of turns and who waits for whom. An engine decodes at most {SLOTS}
-rows at the speed that its curve gives for so many; prompts, pushes and messages take no time. Parts are cut by the
-cluster's `split_evenly`, steps begin in the order and with the weights that `AsyncRollouts` gives them, micro-batches
-are cut by `bucket_by_length` and assigned by `partition`, as in a run. A test compares the duration of an episode on
-this clock with `rollout`. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights
-are there, behind what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and
-two steps at a time. Where these share their devices, and rows cost less together than apart, its figures are at most
-these.
-
-An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an assumption."""
+INTRO = f"""Only a clock is simulated here. No run on more than one machine has been timed, and no GPU was at hand.
+Episodes are recorded ones, as lengths of turns and who waits for whom. An engine decodes at most {SLOTS} rows at the
+speed of its curve; prompts, weight transfers and messages take no time. Parts, the order of steps, and micro-batches
+are those of a run. *Tail overlapped* is one engine that begins the next step behind what it still decodes. Two sets of
+workers ([`cluster.overlap`](#the-tail-of-a-step)) that share devices reach at most these figures, where rows cost less
+together than apart. An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an
+assumption."""
 FACTS = (
     """- Recorded: {episodes} episodes of the policy `{policy}` that comes with the package, in groups of 8, sampled at
   commit `{commit}`: {mean} generated tokens on average, {chain} of them one after the other, {longest} at most.
@@ -553,13 +551,11 @@ FACTS = (
 - *Heavy* tail, assumed: all lengths of an episode times a Pareto factor of shape {HEAVY:g}, at most {LONGEST:g}."""
 )
 WEAK = f"""{PER_WORKER} episodes per worker and step, {COUNTED} steps after {WARM} that are not counted. Efficiency is
-what was sampled over what the workers would have sampled in the same time at full rate; with a barrier
-{1 / (1 + UPDATE):.0%} would be all there is. It is one draw: all rows share the draws of their first workers, so one
-worker with long episodes moves every row below its own. A counted step may have begun before its time is counted, so a
-figure may lie a little above 100%."""
-READ = """What is lost is the tail: a step ends with its longest episode, whatever the number of workers. Rollouts are
-played one step at a time, so as long as they take longer than an update, a lag of 3 is a lag of 1. To go on with the
-next step while the tail decodes would help, the more the older its weights may be. With 16 and with 256 workers:"""
+sampled tokens over those that the workers would have sampled in the same time at full rate; with a barrier
+{1 / (1 + UPDATE):.0%} would be the most. It is one draw (n = 1), and a figure may lie a little above 100%."""
+READ = """The tail is lost: a step ends with its longest episode, whatever the number of workers. A lag of 3 is a lag of
+1 where rollouts take longer than an update, because they are played one step at a time. Overlapping the tail helps, the
+more the older its weights may be. Efficiency with 16 and with 256 workers:"""
 STRONG_WORDS = (
     f"{STRONG} episodes per step, whatever the workers: how many times faster than one worker is in the same mode."
 )
@@ -571,10 +567,7 @@ AGAIN = """Everything is in `studies/scaling/evidence`:
 ```bash
 python -m studies scaling --rerun episodes curve --store   # episodes and the measured curve
 python -m studies scaling --rerun results --store --write  # the results, this section and its figure
-```
-
-With a curve of your own engine and a run's `episodes.jsonl`, `selfcest plan --curve FILE --episodes FILE` says as
-bounds where one config stands."""
+```"""
 
 
 def with_section(page: str, text: str) -> str:
