@@ -290,14 +290,14 @@ HEAD = """# Odd answers
 
 *This page is generated: `python benchmarks/graders.py --odd`.*
 
-Every form of an answer that a grader judges against its label, for users who train with a grader. The forms and their labels
-stand in `benchmarks/odd_forms.json`; no grader had a part in them. The graders have the options for training (`strict`,
-`extract_answer`). [Data sets](../data.md#odd-answers) says what follows.
+Every form of an answer that a grader judges against its label, for users who train with a grader. The forms and their
+labels stand in `benchmarks/odd_forms.json`; no grader had a part in them. The graders have the options for training
+(`strict`, `extract_answer`). [Data sets](../data.md#odd-answers) says what follows.
 """
 
 
 def print_disagreements() -> int:
-    """Print the page: how many answers each grader judged, and a row for every form that it judges against its label."""
+    """Print the page: how many answers each grader judged, and a row for every form judged against its label."""
     answers = list(odd_answers())
     wrong_verdicts = disagreements(symbolic=True)
     print(HEAD)
