@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from selfcest_env.palette import MUTED, SERIES
 from selfcest_eval.stats.statistics import sign_test
+from studies.figures import draw_median, style_axis
 from studies.runner import (
     DOCS,
     Cell,
@@ -30,6 +33,9 @@ from studies.runner import (
     tuning_table,
 )
 from studies.trained import CREDIT, rerun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 EVIDENCE = Path(__file__).parent / "evidence"
 BASELINE = "rloo"
@@ -165,51 +171,56 @@ def _speed(variants: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Running mean of the return against sampled tokens, every seed thin, their mean thick; and the share of right
-    cells against the number of clones."""
+    """Draw the running mean of the return against sampled tokens, and right cells against the number of clones.
+
+    Lines are medians over seeds. Bands of curves are quartiles, bars go from the lowest to the highest seed.
+    """
     from matplotlib.figure import Figure
 
-    learned = [name for name in CREDIT[:3] if of(cells, name)]
-    wide = of(cells, CREDIT[3])
-    variants = sorted({cell["arm"] for cell in cells})
-    panels = len(learned) + bool(wide)
-    figure = Figure(figsize=(4.4 * panels, 3.6), layout="constrained")
-    panes = np.atleast_1d(figure.subplots(1, panels))
-    for axes, name in zip(panes, learned, strict=False):
-        for variant, found in _sorted(of(cells, name)).items():
-            color = f"C{variants.index(variant)}"
-            curves = [smoothed(cell) for cell in found]
-            for tokens, returns in curves:
-                axes.plot(tokens / 1000, returns, color=color, alpha=0.25, linewidth=0.8)
-            shared = np.linspace(max(c[0][0] for c in curves), min(c[0][-1] for c in curves), 50)
-            average = np.mean([np.interp(shared, *one) for one in curves], axis=0)
-            axes.plot(shared / 1000, average, color=color, label=variant)
-        axes.set(xlabel="sampled tokens, thousands", ylabel="mean return", title=TITLES[name])
-        axes.legend(fontsize=7)
-    if wide:
-        sizes = list(wide[BASELINE][0]["sizes"])
-        before = {
-            variant: found for variant, found in wide.items() if variant == BASELINE
-        }  # all variants have one warm start
-        for when, style, shown in (("before_rl", "--", before), ("sizes", "-", wide)):
-            for variant, found in shown.items():
-                shares = [[cell[when][size]["reward"] for cell in found] for size in sizes]
-                color = "black" if when == "before_rl" else f"C{variants.index(variant)}"
-                label = "before RL" if when == "before_rl" else variant
-                panes[-1].errorbar(
-                    list(map(int, sizes)),
-                    [median(of_size) for of_size in shares],
-                    [[median(s) - min(s) for s in shares], [max(s) - median(s) for s in shares]],
-                    color=color, linestyle=style, marker="o", capsize=2, label=label,
-                )  # fmt: skip
-        panes[-1].set(xscale="log", xlabel="clones", ylabel="share of right cells", title=TITLES[CREDIT[3]])
-        panes[-1].set_xticks(list(map(int, sizes)), sizes)
-        panes[-1].legend(fontsize=7)
-    figure.savefig(path, dpi=130)
+    figure = Figure(figsize=(13.2, 4.2), layout="constrained")
+    panels = figure.subplots(1, 3)
+    main = of(cells, CREDIT[0])
+    for axis, (title, variants) in zip(panels, MAIN_PANELS.items(), strict=False):
+        for variant in variants:
+            curves = [smoothed(cell) for cell in main.get(variant, [])]
+            if curves:
+                shared = np.linspace(max(c[0][0] for c in curves), min(c[0][-1] for c in curves), 50)
+                returns = [np.interp(shared, *one) for one in curves]
+                draw_median(axis, shared / 1000, returns, COLOURED.index(variant), variant)
+        style_axis(axis, title)
+        axis.set(xlabel="sampled tokens, thousands", ylabel="mean return", ylim=(0, 1))
+        axis.legend(fontsize=8, frameon=False, loc="lower left")
+    _draw_sizes(panels[-1], of(cells, CREDIT[3]))
+    figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
-SHORT = ("26 conventions", "one convention", "all or nothing", "by the number of clones")
-TITLES = dict(zip(CREDIT, SHORT, strict=True))
+def _draw_sizes(axis: Axes, variants: Mapping[str, Sequence[Cell]]) -> None:
+    sizes = list(variants[BASELINE][0]["sizes"])
+    # All variants have one warm start.
+    lines = [("before RL", "before_rl", variants[BASELINE], MUTED.light, "--")]
+    for variant, found in _sorted(variants).items():
+        lines.append((variant, "sizes", found, SERIES[COLOURED.index(variant)].light, "-"))
+    for label, when, found, colour, style in lines:
+        shares = [[cell[when][size]["reward"] for cell in found] for size in sizes]
+        middle = [median(of_size) for of_size in shares]
+        below = [median(of_size) - min(of_size) for of_size in shares]
+        above = [max(of_size) - median(of_size) for of_size in shares]
+        axis.errorbar(
+            [*map(int, sizes)], middle, [below, above], color=colour, ls=style, marker="o", capsize=2, label=label
+        )
+    style_axis(axis, "Seeds differ more than credit schemes")
+    axis.set(xscale="log", xlabel="clones", ylabel="share of right cells", ylim=(0, 1))
+    axis.set_xticks([*map(int, sizes)], sizes)
+    axis.minorticks_off()
+    axis.legend(fontsize=8, frameon=False, loc="lower left")
+
+
+COLOURED = ("rloo", "parts", "difference", "critic", "gae", "grpo")
+MAIN_PANELS = {
+    "Credit by parts may be ahead of one return (five seeds)": ("rloo", "parts", "grpo", "difference"),
+    "Learned values can do harm": ("rloo", "critic", "gae"),
+}
+
 
 HEAD = """# Where credit pays
 

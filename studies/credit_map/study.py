@@ -29,6 +29,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before t
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.nn import functional as F
@@ -43,12 +44,14 @@ from selfcest_baselines.rollout import collect_rollout
 from selfcest_baselines.shapley import ShapleyLearner
 from selfcest_baselines.value import ValueLearner
 from selfcest_env import __version__
+from selfcest_env.palette import MUTED
 from selfcest_env.seeding import stream_seed
 from selfcest_env.stored import stored_as, stored_fields
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_training.faults import report_killed_worker
+from studies.figures import draw_median, style_axis
 from studies.runner import DOCS, Rerun, Study, evidence_line, git, table
 
 STORE, TUNED = (Path(__file__).parent / "evidence" / name for name in ("cells.jsonl", "tuning.jsonl"))
@@ -464,30 +467,42 @@ cheapest. The outer rates were tried only where their neighbour was the best of 
 
 
 def figure(runs: Sequence[Run], file: Path) -> None:
-    """Return against decisions, every seed a line."""
-    import matplotlib
+    """Draw return against decisions for the games of sixteen clones: medians over seeds, with quartiles."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    games = [game for game in GAMES if game in PANELS]
+    drawing = Figure(figsize=(9.2, 6.4), layout="constrained")
+    drawing.suptitle(MESSAGE, fontsize=12)
+    panels = drawing.subplots(2, 2, sharex=True, sharey=True)
+    decisions = np.linspace(0, BUDGET, 101)
+    for axis, name in zip(panels.flat, games, strict=True):
+        for index, scheme in enumerate(SCHEMES):
+            chosen = [run for run in runs if (run["game"], run["scheme"]) == (name, scheme)]
+            draw_median(axis, decisions / 1000, [_returns_at(run, decisions) for run in chosen], index, scheme)
+        axis.axhline(GOAL, color=MUTED.light, linestyle=":", linewidth=0.8)
+        style_axis(axis, PANELS[name])
+    for axis in panels[1]:
+        axis.set_xlabel("thousands of decisions, without joins", fontsize=9)
+    for axis in panels[:, 0]:
+        axis.set_ylabel("return: 0 random, 1 optimal", fontsize=9)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=len(SCHEMES), fontsize=9, frameon=False)
+    drawing.savefig(file, dpi=120, metadata={"Software": None})
 
-    columns = math.ceil(len(GAMES) / 2)
-    drawing, axes = pyplot.subplots(2, columns, figsize=(3.4 * columns, 6), layout="constrained", squeeze=False)
-    for axis in axes.flat:
-        axis.set_visible(False)
-    for axis, name in zip(axes.flat, GAMES, strict=False):
-        axis.set_visible(True)
-        for color, scheme in enumerate(SCHEMES):
-            made = [run for run in runs if (run["game"], run["scheme"]) == (name, scheme)]
-            for number, run in enumerate(made):
-                decisions, _, returns = zip(*run["curve"], strict=True)
-                label = scheme if number == 0 else None
-                axis.plot(np.array(decisions) / 1000, returns, color=f"C{color}", lw=0.7, alpha=0.7, label=label)
-        axis.axhline(GOAL, color="grey", ls=":", lw=0.8)
-        axis.set_title(name, fontsize=9)
-        axis.set_xlabel("thousands of decisions", fontsize=8)
-    axes[0, 0].set_ylabel("return, 0 random, 1 optimal", fontsize=8)
-    axes[0, 0].legend(fontsize=7)
-    drawing.savefig(file, dpi=110)
+
+def _returns_at(run: Run, decisions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the returns of a run at these decisions; after its end it keeps its last one."""
+    made, _, returns = zip(*run["curve"], strict=True)
+    return np.interp(decisions, made, returns)
+
+
+MESSAGE = "Sixteen clones: credit with replays needs fewer decisions where they add to one sum"
+PANELS = {
+    "additive-16": "one sum of all clones",
+    "hidden-16": "one sum, with a hidden part",
+    "threshold-16": "a threshold over the sum",
+    "and-16": "all or nothing: replays do not help",
+}
 
 
 def rerun(name: str, how: Rerun) -> list[Path]:

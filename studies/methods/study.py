@@ -17,10 +17,11 @@ from textwrap import TextWrapper
 import numpy as np
 import yaml
 
-from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
+from selfcest_env.palette import INK, MUTED, SERIES, SURFACE
 from selfcest_eval.play.results import read_results
 from selfcest_eval.stats.statistics import over_seeds
 from selfcest_training.config_file import read_config
+from studies.figures import style_axis
 from studies.runner import (
     CONFIGS,
     DOCS,
@@ -484,26 +485,33 @@ def outcome(family: Family, variants: Mapping[str, Sequence[Cell]], variant: str
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """What each variant earned less its family's baseline: a dot per seed, and the mean with its 95 % interval."""
+    """Draw the return minus that of the baseline: a mark for each seed, and the mean with its 95 % interval."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11.5, 4.6), layout="constrained", facecolor=SURFACE.light)
+    figure = Figure(figsize=(11.5, 4.9), layout="constrained", facecolor=SURFACE.light)
+    verdicts: list[str] = []
     for axes, family in zip(np.atleast_1d(figure.subplots(1, len(FAMILIES), sharex=True)), FAMILIES, strict=True):
         variants = of(cells, family.experiment)
         shown = [variant for variant in in_order(family, variants) if variant != family.baseline]
         for row, variant in enumerate(shown):
             own = gaps(variants, variant, family.baseline, family)
+            verdicts.append(verdict(own).strip("*"))
             found = over_seeds(own)
             axes.plot([found.low, found.high], [row, row], color=SERIES[0].light, linewidth=1.6)
             axes.plot(found.mean, row, "o", color=SERIES[0].light, markersize=6)
             axes.plot(own, [row] * len(own), "|", color=INK.light, markersize=9)
         axes.axvline(0, color=MUTED.light, linewidth=0.8)
-        axes.set(xlabel=f"earned less {family.baseline}", title=family.title, ylim=(len(shown) - 0.5, -0.5))
+        style_axis(axes, family.title)
+        axes.set(xlabel=f"return minus {family.baseline}", ylim=(len(shown) - 0.5, -0.5))
         axes.set_yticks(range(len(shown)), shown)
-        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["left"].set_visible(False)
         axes.tick_params(left=False)
-        axes.grid(axis="x", color=LINE.light, linewidth=0.6)
-    figure.savefig(path, dpi=130)
+        axes.grid(visible=False, axis="y")
+    told_apart = sum(name != "undecided" for name in verdicts)
+    figure.suptitle(
+        f"In {told_apart} of {len(verdicts)} comparisons a method can be told from the baseline", fontsize=12
+    )
+    figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
 SIZES = ("11-15", "16-20", "21-24")

@@ -32,7 +32,7 @@ from selfcest_agents.engine import TokenRequest
 from selfcest_agents.language import language_of
 from selfcest_agents.player import ModelPlayer
 from selfcest_agents.samplers import Sampler, TransformersSampler, WeightSyncTarget
-from selfcest_env.palette import LINE, MUTED, SERIES
+from selfcest_env.palette import SERIES
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_eval.report.figures import MARKS
@@ -48,6 +48,7 @@ from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.checks import propose
 from selfcest_training.stages.mixture import MixtureSampler
 from selfcest_training.stages.rollout_batch import play_groups
+from studies.figures import style_axis
 from studies.runner import DOCS, Rerun, Study, fold, git, joined, read_json, table
 
 STORE, PAGE = Path(__file__).parent / "evidence", DOCS / "scale.md"
@@ -492,6 +493,7 @@ def _read(results: Mapping[str, Any]) -> str:
 
 
 _UNIT = ThroughputCurve("", "", "", "one token a second", ((1, 1.0), (2, 2.0), (10**6, 1e6)))
+LENGTHS = {"recorded": "recorded lengths", "heavy": "heavy tail of lengths"}
 HOW = {"dealt": "dealt", "groups": "whole groups"}
 
 
@@ -512,6 +514,7 @@ def figure(results: Mapping[str, Any], file: Path) -> None:
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(9.2, 6.8), layout="constrained")
+    drawing.suptitle("Simulated: overlapping the tails of steps keeps workers busier than a lag only", fontsize=12)
     panels = drawing.subplots(2, 2, sharex=True, sharey=True)
     for axis, (kind, tail) in zip(panels.flat, [(k, t) for k in CURVES for t in ("recorded", "heavy")], strict=True):
         rows = results[f"{kind} curve, {tail} tail, weak scaling"]
@@ -519,13 +522,10 @@ def figure(results: Mapping[str, Any], file: Path) -> None:
             line = [(row["workers"], row["efficiency"]) for row in rows if row["mode"] == mode]
             axis.plot(*zip(*line, strict=True), marker=MARKS[place], markersize=5, linewidth=1.4,
                       color=SERIES[place].light, label=mode)  # fmt: skip
-        axis.set_title(f"{kind} curve, {tail} tail", fontsize=11)
+        style_axis(axis, f"{kind} throughput of an engine, {LENGTHS[tail]}")
         axis.set_xscale("log", base=2)
         axis.set_xticks(WORKERS, [str(n) for n in WORKERS])
         axis.set_ylim(0, 1.07)
-        axis.grid(color=LINE.light, linewidth=0.6)
-        axis.tick_params(labelsize=9, colors=MUTED.light)
-        axis.spines[["top", "right"]].set_visible(False)
     for axis in panels[1]:
         axis.set_xlabel("workers", fontsize=9)
     for axis in panels[:, 0]:

@@ -14,6 +14,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from selfcest_env.palette import SERIES
+from studies.figures import style_axis
 from studies.runner import (
     DOCS,
     Cell,
@@ -234,7 +235,10 @@ PREDICTIONS = (
 
 
 def draw(cells: Sequence[Cell], file: Path) -> None:
-    """Draw accuracy against the number of entries, and the critical path against it, for each variant."""
+    """Draw accuracy against the number of entries, and the critical path against it, for each variant.
+
+    A band goes from the lowest to the highest seed.
+    """
     from matplotlib.figure import Figure
 
     figure: Figure = Figure(figsize=(8.6, 3.7), layout="constrained")
@@ -243,20 +247,27 @@ def draw(cells: Sequence[Cell], file: Path) -> None:
         sizes = {size: _count_entries(size) for size in found[0]["sizes"] if size not in ("3x26", "12x13")}
         entries = sorted(set(sizes.values()))
         by_entries = [[size for size in sizes if sizes[size] == count] for count in entries]
-        medians = [median(value for size in group for value in get_accuracy(found, size)) for group in by_entries]
+        values = [[value for size in group for value in get_accuracy(found, size)] for group in by_entries]
+        medians = [median(of_entries) for of_entries in values]
         paths = [
             mean(get_cost(cell, size, "critical_path_tokens") for size in group for cell in found)
             for group in by_entries
         ]
         options = {"color": colour.light, "marker": mark, "label": VARIANTS[variant]}
         accuracy_axis.plot(entries, medians, **options)
+        accuracy_axis.fill_between(
+            entries, [*map(min, values)], [*map(max, values)], color=colour.light, alpha=0.15, linewidth=0
+        )
         accurate = [i for i, value in enumerate(medians) if value >= LEARNED]
         path_axis.plot([entries[i] for i in accurate], [paths[i] for i in accurate], **options)
     accuracy_axis.axvline(36, color="0.6", linewidth=0.8, linestyle=":")
-    accuracy_axis.set(xlabel="named entries (at most 36 in training)", ylabel="accuracy, median of seeds")
-    accuracy_axis.set_title("A bounded view reaches longer ledgers, with clones or a window", fontsize=9)
+    accuracy_axis.set(
+        xlabel="named entries (at most 36 in training)", ylabel="accuracy, median of seeds", ylim=(0, 1.05)
+    )
+    style_axis(accuracy_axis, "A bounded view reaches longer ledgers")
     path_axis.set(xlabel="named entries", ylabel="critical path, tokens")
-    path_axis.set_title("Clones keep the critical path short", fontsize=9)
+    path_axis.set_ylim(0)
+    style_axis(path_axis, "Clones keep the critical path short")
     accuracy_axis.legend(frameon=False, fontsize=8)
     figure.savefig(file, dpi=200)
 

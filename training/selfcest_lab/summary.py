@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from selfcest_env.palette import SERIES
 from selfcest_lab.games import GAMES
 from selfcest_lab.judge import ALPHA, MIN_EXACT_EFFECT, MIN_SAMPLED_EFFECT
 from selfcest_lab.measure import LabReport, Measurement
@@ -241,7 +242,10 @@ def _flat_record(cell: Measurement) -> dict[str, str | float | bool | None]:
 
 
 def plot(report: LabReport, path: Path) -> None:
-    """Plot the clones' variance against tokens per group, a panel per game; hollow marks are declared biased."""
+    """Plot the clones' variance against tokens per group, a panel per game; hollow marks are declared biased.
+
+    With few schemes each has a colour of the project; with more, a colour of matplotlib's.
+    """
     from matplotlib.figure import Figure  # slow to import, and only plots need it
 
     games = list(dict.fromkeys(cell.game for cell in report.cells))
@@ -249,6 +253,8 @@ def plot(report: LabReport, path: Path) -> None:
     num_columns = min(4, len(games))
     num_rows = -(-len(games) // num_columns)
     figure = Figure(figsize=(3.4 * num_columns, 3.2 * num_rows + 0.6), layout="constrained")
+    figure.suptitle("Less variance for fewer tokens is at the lower left; hollow marks are biased", fontsize=11)
+    colours = [tone.light for tone in SERIES] if len(schemes) <= len(SERIES) else [f"C{index}" for index in range(10)]
     axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     for axis in axes[len(games) :]:
         axis.remove()
@@ -262,7 +268,7 @@ def plot(report: LabReport, path: Path) -> None:
                 cell.clone_variance.value,
                 yerr=cell.clone_variance.half_width,
                 marker="o",
-                color=f"C{schemes.index(cell.scheme) % 10}",
+                color=colours[schemes.index(cell.scheme) % len(colours)],
                 fillstyle="none" if cell.promise is Promise.BIASED else "full",
                 label=cell.scheme,
             )

@@ -9,10 +9,12 @@ import numpy as np
 
 from selfcest_baselines.bench.runs import Results, export
 from selfcest_baselines.bench.summary import Scores, aggregate, mean, paired, profile, scores
+from selfcest_env.palette import EDGE, LINE, SERIES
 from selfcest_env.symbolic.scenarios import SCENARIOS
 from selfcest_training.files import atomic_write, write_text
 
 _THRESHOLDS = np.linspace(0, 1, 101)
+MAX_COLOURED = 5  # learners; more lines cannot be told apart
 
 
 def format_scenarios() -> str:
@@ -90,26 +92,37 @@ def write(results: Results, folder: Path) -> list[Path]:
 def draw(results: Results, file: Path) -> None:
     """Plot performance profiles: the share of runs above each normalised return.
 
-    They cover the scenarios that all learners have played. Source: Agarwal et al. 2021 (arXiv 2108.13264).
+    They cover the scenarios that all learners have played. The best MAX_COLOURED learners at half of optimal play have
+    colours, the others are grey. Source: Agarwal et al. 2021 (arXiv 2108.13264).
     """
-    import matplotlib
+    from matplotlib.figure import Figure  # slow to import, and only the plot needs it
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
     scores_by_entry = {entry: scores(results, entry) for entry in dict.fromkeys(cell.entry for cell in results)}
     shared = _shared_scenarios(scores_by_entry)
     if shared:
-        for entry, entry_scores in scores_by_entry.items():
-            axis.plot(_THRESHOLDS, profile([entry_scores[name] for name in shared], _THRESHOLDS), label=entry)
-        axis.legend(fontsize=8)
+        profiles = {
+            entry: profile([entry_scores[name] for name in shared], _THRESHOLDS)
+            for entry, entry_scores in scores_by_entry.items()
+        }
+        at_half = {entry: float(np.interp(0.5, _THRESHOLDS, shares)) for entry, shares in profiles.items()}
+        ranked = sorted(profiles, key=at_half.__getitem__, reverse=True)
+        for rank, entry in enumerate(ranked):
+            colour = SERIES[rank].light if rank < MAX_COLOURED else EDGE.light
+            style = "-" if rank < MAX_COLOURED else "--"
+            axis.plot(_THRESHOLDS, profiles[entry], style, color=colour, label=f"{entry} ({at_half[entry]:.0%})")
+        axis.legend(fontsize=8, frameon=False, title="share of runs above 0.5", title_fontsize=8)
+        best = f"{ranked[0]} passes half of optimal play most often"
+        runs = f"{len(shared)} scenario{'s' * (len(shared) > 1)}"
+        axis.set_title(f"{best} ({runs})" if len(ranked) > 1 else runs, fontsize=10)
     axis.set_xlabel("normalised return: 0 random, 1 optimal play")
     axis.set_ylabel("share of runs above")
     axis.set_ylim(0, 1)
+    axis.grid(color=LINE.light, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
     with atomic_write(file) as partial:
-        figure.savefig(partial, dpi=110)
-    pyplot.close(figure)
+        figure.savefig(partial, dpi=120, metadata={"Software": None})
 
 
 def _shared_scenarios(scores_by_entry: Mapping[str, Mapping[str, Scores]]) -> list[str]:

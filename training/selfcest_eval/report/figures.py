@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from selfcest_env.palette import LINE, MUTED, SERIES
+from selfcest_env.palette import EDGE, LINE, MUTED, SERIES
 from selfcest_eval.play.costs import cost_name
 from selfcest_eval.report.findings import ReportRows
 from selfcest_eval.report.learning import MetricCurve, get_metric_title
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 # As many as colours, so that nothing is told by colour only.
 MARKS = "os^Dv*"
 _COLUMNS = 3
+# Strategies that a panel shows in colour; more lines cannot be told apart.
+MAX_COLOURED = 5
+# Letters of a size or a title above which it needs more room.
+LONG_SIZE = 7
+LONG_TITLE = 44
 
 
 def draw_learning_curves(curves: Sequence[MetricCurve], metrics: Sequence[str], paths: Sequence[Path]) -> None:
@@ -31,11 +37,12 @@ def draw_learning_curves(curves: Sequence[MetricCurve], metrics: Sequence[str], 
     """
     figure, panels = _make_panels(len(metrics))
     variants = list(dict.fromkeys(curve.variant for curve in curves))
+    shown = "mean of seeds, and interval" if any(len(curve.seeds) > 1 for curve in curves) else "one seed"
     for axis, metric in zip(panels, metrics, strict=True):
         for curve in curves:
             if curve.metric == metric:
                 _draw_curve(axis, curve, _choose_colour(variants.index(curve.variant)))
-        axis.set(title=get_metric_title(metric), xlabel="step")
+        axis.set(title=get_metric_title(metric), xlabel="step", ylabel=shown)
     _save(figure, panels, paths)
 
 
@@ -57,20 +64,26 @@ def _draw_curve(axis: Axes, curve: MetricCurve, colour: str) -> None:
         axis.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
-def draw_frontiers(table: ReportRows, labels: Mapping[str, str], cost: str, paths: Sequence[Path]) -> None:
+def draw_frontiers(
+    table: ReportRows, labels: Mapping[str, str], aside: Container[str], cost: str, paths: Sequence[Path]
+) -> None:
     """Draw accuracy against one cost, a panel for each family and a line for each strategy; oracles are dashed.
 
-    A line goes over the budgets of the whole family, or over its sizes where there is one budget.
+    The title of a panel has its most accurate strategy that is no oracle and no forced choice. The MAX_COLOURED most
+    accurate strategies have colours, the others are grey. A line goes over the budgets of the whole family. Where there
+    is one budget, points are sizes, and a line joins them if their costs rise.
 
     Args:
         table: rows of cells and of families.
         labels: names of strategies in tables.
+        aside: the forced choices.
         cost: name of the cost.
         paths: of the files.
     """
     families = list(dict.fromkeys(row.curves.family for row in table.of_cells))
     strategies = list(dict.fromkeys(row.strategy for row in table.of_cells))
     figure, panels = _make_panels(len(families))
+    coloured = _rank_by_accuracy(table.of_cells, aside)[:MAX_COLOURED]
     for axis, family in zip(panels, families, strict=True):
         rows = [row for row in table.of_families if row.curves.family == family]
         if len({row.point.budget for row in rows}) == 1:
@@ -81,12 +94,33 @@ def draw_frontiers(table: ReportRows, labels: Mapping[str, str], cost: str, path
             ]
             if points:
                 is_oracle = labels[strategy] != strategy
-                _draw_points(axis, points, cost, index, label=labels[strategy], dashed=is_oracle)
-        axis.set(title=family, xlabel=cost_name(cost), ylabel="accuracy", ylim=(-0.03, 1.05))
+                colour = _choose_colour(coloured.index(strategy)) if strategy in coloured else EDGE.light
+                mark = MARKS[index % len(MARKS)]
+                _draw_points(axis, points, cost, colour, mark, label=labels[strategy], dashed=is_oracle)
+        best = max(rows, key=lambda row: _rank_row(row, labels, aside))
+        title = f"{family}: best {best.accuracy.mean:.2f}, {labels[best.strategy]}"
+        axis.set(title=title, xlabel=cost_name(cost), ylabel="accuracy", ylim=(-0.03, 1.05))
     _save(figure, panels, paths)
 
 
-def _draw_points(axis: Axes, rows: Sequence[TableRow], cost: str, index: int, *, label: str, dashed: bool) -> None:
+def _rank_by_accuracy(rows: Sequence[TableRow], aside: Container[str]) -> list[str]:
+    """Return the strategies by their highest accuracy in any point; forced choices come last."""
+    highest: dict[str, tuple[bool, float]] = {}
+    for row in rows:
+        rank = (row.strategy not in aside, row.accuracy.mean)
+        highest[row.strategy] = max(highest.get(row.strategy, rank), rank)
+    return sorted(highest, key=highest.__getitem__, reverse=True)
+
+
+def _rank_row(row: TableRow, labels: Mapping[str, str], aside: Container[str]) -> tuple[bool, float]:
+    # An oracle has the highest accuracy by design, and a forced choice is no strategy of its own.
+    is_compared = labels[row.strategy] == row.strategy and row.strategy not in aside
+    return is_compared, row.accuracy.mean
+
+
+def _draw_points(
+    axis: Axes, rows: Sequence[TableRow], cost: str, colour: str, mark: str, *, label: str, dashed: bool
+) -> None:
     below: list[float] = []
     above: list[float] = []
     for row in rows:
@@ -94,16 +128,17 @@ def _draw_points(axis: Axes, rows: Sequence[TableRow], cost: str, index: int, *,
         for end, lengths in ((row.accuracy.low, below), (row.accuracy.high, above)):
             bounded = min(max(end, 0.0), 1.0) if math.isfinite(end) else row.accuracy.mean
             lengths.append(abs(row.accuracy.mean - bounded))
+    costs = [row.costs[cost].mean for row in rows]
     axis.errorbar(
-        [row.costs[cost].mean for row in rows],
+        costs,
         [row.accuracy.mean for row in rows],
         yerr=[below, above],
-        color=_choose_colour(index),
-        marker=MARKS[index % len(MARKS)],
+        color=colour,
+        marker=mark,
         markersize=6,
         capsize=3,
         linewidth=1.2,
-        linestyle="--" if dashed else "-",
+        linestyle="none" if costs != sorted(costs) else "--" if dashed else "-",
         label=label,
     )
 
@@ -131,6 +166,8 @@ def draw_delegation(shares: Sequence[Mapping[str, Any]], paths: Sequence[Path]) 
                     label=strategy,
                 )
         axis.set(title=family, xlabel="size", ylabel="share delegated", ylim=(-0.03, 1.05))
+        if max(len(str(row["size"])) for row in shares) > LONG_SIZE:
+            axis.tick_params(axis="x", rotation=20)
     _save(figure, panels, paths)
 
 
@@ -155,7 +192,7 @@ def _save(figure: Figure, panels: Sequence[Axes], paths: Sequence[Path]) -> None
 
     for axis in panels:
         # At a fixed height: matplotlib otherwise measures every label, at every drawing, to keep the title above them.
-        axis.set_title(axis.get_title(), fontsize=11, y=1.0)
+        axis.set_title(fill(axis.get_title(), LONG_TITLE), fontsize=11, y=1.0)
         axis.grid(color=LINE.light, linewidth=0.6)
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=9, colors=MUTED.light)

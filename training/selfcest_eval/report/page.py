@@ -359,7 +359,7 @@ def _list_files(report: SourceReport, data: Mapping[str, Any], prefix: str) -> I
     if data["rows"]:
         for cost in source.settings.compared:
             name = f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}"
-            yield pictures(name, partial(draw_frontiers, rows, source.settings.labels, cost))
+            yield pictures(name, partial(draw_frontiers, rows, source.settings.labels, source.settings.aside, cost))
         yield table("results", partial(write_results, rows, source.settings))
     if data["delegation"]:
         yield pictures("delegation", partial(draw_delegation, data["delegation"]))

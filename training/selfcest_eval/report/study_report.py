@@ -370,7 +370,7 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
     else:  # an earlier report may have had some
         (folder / "equal_accuracy.csv").unlink(missing_ok=True)
     for cost in (*settings.compared, WALL) if plots is None else plots:
-        draw_frontiers(rows, settings.labels, cost, [folder / plot_name(cost)])
+        draw_frontiers(rows, settings.labels, settings.aside, cost, [folder / plot_name(cost)])
     lines = [f"warning: {line}" for line in warnings]
     if comparisons:
         if settings.compared:
