@@ -194,7 +194,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
-def _draw_sizes(axis: Axes, variants: Mapping[str, Sequence[Cell]]) -> None:
+def _draw_sizes(axis: Axes, variants: Mapping[str, list[Cell]]) -> None:
     sizes = list(variants[BASELINE][0]["sizes"])
     # All variants have one warm start.
     lines = [("before RL", "before_rl", variants[BASELINE], MUTED.light, "--")]

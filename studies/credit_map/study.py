@@ -493,7 +493,8 @@ def figure(runs: Sequence[Run], file: Path) -> None:
 def _returns_at(run: Run, decisions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the returns of a run at these decisions; after its end it keeps its last one."""
     made, _, returns = zip(*run["curve"], strict=True)
-    return np.interp(decisions, made, returns)
+    interpolated: NDArray[np.float64] = np.interp(decisions, made, returns)
+    return interpolated
 
 
 MESSAGE = "Sixteen clones: credit with replays needs fewer decisions where they add to one sum"

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from selfcest_baselines.bench import ENTRIES, BenchmarkCell, Run, aggregate, interquartile_mean, play, profile, scores
-from selfcest_baselines.bench.report import format_scenarios, table
+from selfcest_baselines.bench.report import MAX_COLOURED, draw, format_scenarios, table
 from selfcest_baselines.bench.runs import export, find_entry, load, play_all, settings_text, store
 from selfcest_baselines.bench.summary import mean, paired
 from selfcest_baselines.learner import LEARNERS, MarlLearner
@@ -208,6 +209,20 @@ def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
     store({BenchmarkCell(QUICK, "coma", 0): run(0.125)}, tmp_path, QUICK)
     with pytest.raises(ConfigError, match="holds coma seed 0 with other settings, made up; expected the current"):
         play_all(cells, 1.0, tmp_path, 1, lambda cell, _: made.append(cell))
+
+
+def test_the_plot_names_the_best_learner_and_colours_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **b: figures.append(figure) or save(figure, *a, **b))
+    returns = dict(zip(ENTRIES, (0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 0.6), strict=True))
+    results = {BenchmarkCell(QUICK, name, 0): run(value) for name, value in returns.items()}
+    draw(results, tmp_path / "profiles.png")
+    (axis,) = figures[0].axes
+    assert axis.get_title() == "shapley passes half of optimal play most often (1 scenario)"
+    assert axis.get_legend_handles_labels()[1][0] == "shapley (100%)"
+    assert [line.get_linestyle() for line in axis.lines] == ["-"] * MAX_COLOURED + ["--"] * 2
+    assert len({line.get_color() for line in axis.lines}) == MAX_COLOURED + 1
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Ta
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.report import page, sources
 from selfcest_eval.report import study_report as report
-from selfcest_eval.report.figures import draw_delegation
+from selfcest_eval.report.figures import _rank_by_accuracy, _rank_row, draw_delegation
 from selfcest_eval.report.findings import analyze, compare_best_baselines
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import compute_learning_curves, group_metrics
@@ -460,6 +461,17 @@ def test_a_figure_is_drawn_once_for_each_file(tmp_path: Path, monkeypatch: pytes
     assert len(drawn) == 2
     bottom = drawn[0].axes[0].get_position().y0
     assert 0.15 < bottom < 0.4, "the layout leaves room for the legend below the panel"
+
+
+def test_a_forced_choice_is_no_best_strategy_and_gets_a_colour_last() -> None:
+    def row(strategy: str, accuracy: float) -> Any:
+        return SimpleNamespace(strategy=strategy, accuracy=SimpleNamespace(mean=accuracy))
+
+    rows = [row("always", 1.0), row("oracle", 0.9), row("policy", 0.2), row("policy", 0.8), row("other", 0.7)]
+    labels = {"always": "always", "oracle": "oracle (oracle)", "policy": "policy", "other": "other"}
+    assert _rank_by_accuracy(rows, {"always"}) == ["oracle", "policy", "other", "always"]
+    best = max(rows, key=lambda row: _rank_row(row, labels, {"always"}))
+    assert best is rows[3]
 
 
 # What is given, and who wrote it

@@ -7,13 +7,16 @@ from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 import yaml
+from matplotlib.figure import Figure
 from PIL import Image, ImageChops, ImageStat
 
 from selfcest_eval.stats.statistics import over_seeds
 from studies import runner
 from studies.__main__ import NAMES
+from studies.figures import draw_median
 from studies.runner import (
     DOCS,
     ROOT,
@@ -49,6 +52,15 @@ def test_a_picture_is_drawn_from_its_evidence(name: str, tmp_path: Path) -> None
             difference = ImageChops.difference(stored.convert("RGB"), drawn.convert("RGB"))
         # Text may sit a fraction of a pixel elsewhere on another machine.
         assert fmean(ImageStat.Stat(difference).mean) < 0.5, f"{file.name} differs; write it with --write"
+
+
+def test_a_curve_is_a_median_with_its_quartiles() -> None:
+    axis = Figure().subplots()
+    draw_median(axis, np.array([0.0, 1.0]), [np.array([0.0, value]) for value in (1.0, 2.0, 3.0, 4.0, 9.0)], 0, "name")
+    assert axis.lines[0].get_ydata().tolist() == [0.0, 3.0]
+    band = axis.collections[0].get_paths()[0].vertices
+    assert {height for position, height in band.tolist() if position == 1.0} == {2.0, 3.0 + 1.0}
+    assert axis.get_legend_handles_labels()[1] == ["name"]
 
 
 def test_a_page_that_differs_is_found_and_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
