@@ -185,7 +185,8 @@ class Cost:
 
     Attributes:
         total_tokens: prompts (each token counted once) and generations of the root and of every clone.
-        prompt_tokens, generated_tokens: the two parts of `total_tokens`.
+        prompt_tokens: part of `total_tokens` that the environment put into contexts.
+        generated_tokens: part of `total_tokens` that the agents generated.
         critical_path_tokens: generated tokens that had to wait for each other. Of parallel clones only the longest
             counts.
         peak_context: longest context of any agent.
@@ -193,7 +194,9 @@ class Cost:
             perfect prompt cache would lower the bill to `total_tokens`.
         kv_token_steps: length of the context before each generated token, summed: the keys and values that decoding
             reads, in tokens.
-        clones, turns, depth: number of clones and turns, and depth of the deepest clone, without absent clones.
+        clones: number of clones, without absent ones.
+        turns: number of turns of all agents.
+        depth: depth of the deepest clone, without absent ones.
     """
 
     total_tokens: int = _measured(lambda e: sum(agent.context_tokens for agent in e.agents))

@@ -24,7 +24,7 @@ parents that wait for their clones, **stay in `agents`** and can only WAIT. Clon
 next step on. The environment is a batch of one on the batch kernel, `selfcest_env.symbolic.BatchDelegation`. Every
 random number is a hash of (seed, episode, path in the tree, turn), so equal seeds give equal episodes.
 
-There are five tasks; `docs/symbolic.md` has a page for each.
+There are five tasks; `docs/symbolic_rules.md` explains each.
 
 | `task`   | The root holds           | Calls                   | The question                                       |
 |----------|--------------------------|-------------------------|----------------------------------------------------|

@@ -124,9 +124,9 @@ class Limits(Checked):
     Attributes:
         total_tokens: tree-wide: every prompt and every generated token of every agent, each once.
         generated_tokens: tree-wide: generated tokens only.
-        context_tokens: length of one agent's context, its own generations included.
+        context_tokens: length of one agent's context, its own generations included. A task may state a smaller one.
         turn_tokens: generated tokens of one turn.
-        reply_tokens: a clone's reply as encoded in its parent's context.
+        reply_tokens: a clone's reply as encoded in its parent's context. A longer reply is a failure and is not cut.
         answer_reserve: tokens that an agent keeps for one more answer when it delegates, reads or makes a faulty turn.
         max_turns: turns of one agent.
         max_clones: tree-wide: clones of one episode, at all depths together.
@@ -225,19 +225,34 @@ class Answer:
 
 
 class Fault(enum.StrEnum):
-    """Reason why a turn or an objective had no effect. The agent reads its name, and plays on if it can pay."""
+    """Reason why a turn or an objective had no effect. The agent reads its name, and plays on if it can pay.
 
-    NO_ANSWER = "no_answer"  # neither a call nor an answer
-    BAD_CALL = "bad_call"  # a call that does not parse
-    CUT_BY_LENGTH = "cut_by_length"  # the generation ended by length
-    OVER_GRANT = "over_grant"  # more tokens than granted: the text was dropped
-    NOT_ALLOWED = "not_allowed"  # this agent has no such tool
-    TOO_MANY_CLONES = "too_many_clones"  # over max_clones_per_call or the clones left
+    Attributes:
+        NO_ANSWER: neither a call nor an answer.
+        BAD_CALL: the call does not parse.
+        CUT_BY_LENGTH: the generation ended by length; it is neither an answer nor a call.
+        OVER_GRANT: more tokens than granted: the whole grant is charged, and the text is dropped and never shown.
+        NOT_ALLOWED: this agent does not have the tool.
+        TOO_MANY_CLONES: more objectives than `max_clones_per_call`, or than the clones left in the agent's account.
+        TOO_MANY_READS: more keys than the reads left.
+        UNKNOWN_KEY: a document that this agent cannot name.
+        OVER_BUDGET: the agent's account cannot pay for the call or the read.
+        CONTEXT_FULL: the replies or documents would not fit the agent's context.
+        PROMPT_TOO_LONG: one clone's prompt leaves it no token for an answer. Only this clone is refused, and it costs
+            nothing.
+    """
+
+    NO_ANSWER = "no_answer"
+    BAD_CALL = "bad_call"
+    CUT_BY_LENGTH = "cut_by_length"
+    OVER_GRANT = "over_grant"
+    NOT_ALLOWED = "not_allowed"
+    TOO_MANY_CLONES = "too_many_clones"
     TOO_MANY_READS = "too_many_reads"
-    UNKNOWN_KEY = "unknown_key"  # a document the agent cannot name
-    OVER_BUDGET = "over_budget"  # the call cannot be reserved from the agent's own account
-    CONTEXT_FULL = "context_full"  # the replies would not fit the agent's context
-    PROMPT_TOO_LONG = "prompt_too_long"  # a clone's prompt leaves it no token to answer with
+    UNKNOWN_KEY = "unknown_key"
+    OVER_BUDGET = "over_budget"
+    CONTEXT_FULL = "context_full"
+    PROMPT_TOO_LONG = "prompt_too_long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,16 +264,27 @@ Action = Delegate | Read | Answer | Malformed
 
 
 class Status(enum.StrEnum):
-    """Status of an agent. All but the first two are terminal."""
+    """Status of an agent. All but the first two are terminal.
+
+    Attributes:
+        READY: its turn is open.
+        WAITING: its call has not joined.
+        ANSWERED: it ended by an answer.
+        OUT_OF_TURNS: it ended without an answer: no turn was left.
+        OUT_OF_TOKENS: it ended without an answer: its account or its context was used up.
+        PROMPT_TOO_LONG: the root's prompt is over a limit, so the episode ends at once.
+        REPLY_TOO_LONG: a clone's answer is over `reply_tokens`; its parent gets this fault instead of the answer.
+        ABSENT: only in a replay: a clone that was left out, and whose parent read a replacement reply.
+    """
 
     READY = "ready"
     WAITING = "waiting"
     ANSWERED = "answered"
     OUT_OF_TURNS = "out_of_turns"
     OUT_OF_TOKENS = "out_of_tokens"
-    PROMPT_TOO_LONG = "prompt_too_long"  # the root's prompt alone is over a limit
-    REPLY_TOO_LONG = "reply_too_long"  # a clone's answer is over reply_tokens
-    ABSENT = "absent"  # only in replays: a clone that was left out, and whose parent read a replacement reply
+    PROMPT_TOO_LONG = "prompt_too_long"
+    REPLY_TOO_LONG = "reply_too_long"
+    ABSENT = "absent"
 
     @property
     def is_terminal(self) -> bool:

@@ -25,6 +25,7 @@ from studies.runner import (
     cells_in,
     each,
     evidence_line,
+    fold,
     joined,
     of,
     provenance,
@@ -104,15 +105,18 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
             ", ".join(
                 f"{count} {'run' if count == 1 else 'runs'} of `{variant}`" for variant, count in runs.most_common()
             ),
-        ).replace("EVIDENCE_LINE", evidence_line((*cells, *first), "`--rerun`"))
+        )
+        .replace("EVIDENCE_LINE", evidence_line((*cells, *first), "`--rerun`"))
+        .replace("LEARNED", f"{LEARNED}")
     ]
     for experiment, words in zip(CREDIT, (MAIN, ONE, ALL, WIDTH), strict=True):
         variants = _sorted(of(cells, experiment))
         if variants:
-            parts += [words, _returns(variants), SPEED, _speed(variants), GREEDY, _greedy(variants)]
+            parts += [words, _speed(variants), fold(RETURNS, _returns(variants)), fold(GREEDY, _greedy(variants))]
     if first:
-        parts += [MENDED, _returns(_sorted(of(first, CREDIT[0])))]
-    parts += [PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
+        parts += [MENDED, fold(RETURNS, _returns(_sorted(of(first, CREDIT[0]))))]
+    parts += [PROVENANCE, fold("Config, commit and compute of every cell", provenance(cells))]
+    parts += [TUNING, fold("Mean return over every 30,000 tokens", tuning_table(tuning))]
     return joined(parts)
 
 
@@ -221,82 +225,79 @@ MAIN_PANELS = {
     "Learned values can do harm": ("rloo", "critic", "gae"),
 }
 
+RETURNS = "Mean return in training over each fifth of the tokens, seed by seed"
+GREEDY = "Share of right cells in greedy play before and after RL: median, lowest and highest seed"
 
 HEAD = """# Where credit pays
 
-Sixteen clones each find a digit in a document of their own, the root copies their replies, and the return is the share
-of right cells: many clones, a graded sum, a quiet join, where counterfactual and per-part credit should win by a factor
-of k ([theory](credit.md#why-the-counterfactual-baselines-are-unbiased)). The embedded model of 0.17 M parameters, made
-tasks; nothing follows for a large model. `python -m studies cells` prints this page from `studies/cells/evidence`,
-`python -m studies cells --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but
-for the value head of `critic` and `gae`, [mended](#before-a-mend) after its cells were seen; every reported seed is
-shown.
-
-EVIDENCE_LINE
-
-Variants differ in more than credit: `parts` sees sixteen grades and the others one sum; `rloo` alone has a KL term,
-with which it did better; the bound on the gradient's norm is 0.075 for `grpo` and `wideseek`, whose advantages are
-larger, and 0.02 for the others.
+This page is for researchers who want finer credit for a language model's clones. After it you know what eight schemes
+gained over `rloo` in one small experiment: little. The policy is the embedded model of 0.17 M parameters on made
+tasks, so nothing follows for a large model.
 
 ![Share of right cells against sampled tokens](cells.png)
 
-**What did not come out:**
+Sixteen clones each find a digit in a document of their own, and the root copies their replies. The return is the share
+of right cells. Here counterfactual and per-part credit should win by a factor of k
+([theory](credit.md#why-the-counterfactual-baselines-are-unbiased)). They did not:
 
-- **Predicted: `parts` comes to the end of a broadcast in 2.5 times (1.5 to 4) fewer sampled tokens.** One seed of five
-  reached 1.5. It is ahead of `rloo` with four seeds, by 1.1 to 1.7 times, and five seeds do not tell this from luck
+- **Predicted: `parts` reaches the end of a broadcast in 2.5 times (1.5 to 4) fewer sampled tokens.** One seed of five
+  reached 1.5. `parts` is ahead of `rloo` with four seeds, by 1.1 to 1.7 times. Five seeds do not tell this from luck
   (sign test, p = 0.38; they could not have gone below 0.06).
-- **Replays did not pay**: `difference`, `coma` and `branches`, for a quarter of the clones each, end below `rloo` on
-  average; of sampled `coma` that was predicted.
-- **What was tuned on one warm start does not carry to another.** With one that shows [every number of
-  cells](#by-the-number-of-clones), one seed of four learns as much as seeds did before, and `parts` ends level with
-  `rloo`.
-- **Learned values did not pay, and can do harm**: `critic`, whose clones are credited by values alone, learns with no
-  seed and breaks the policy with two; `gae` ends below `rloo` on average and breaks it with one. In [the
-  laboratory](lab.md#learned-values), where values are linear in what they are given, both are the best; the states of
-  this model were never taught to hold values.
-- With seed 1 none of the nine schemes learns; why is not known.
-- **The twin with [one grade for all cells](#all-cells-or-nothing)** shows nothing for counterfactuals, as predicted,
-  and less than that: `rloo` learns a little, and `difference` unlearns what imitation had taught, with every seed.
-- Sizes that the last phase of imitation did not show (1 and 4 cells) are hardly ever done at all, before RL or after.
-- **Tuning was uneven and on one seed**: RUNS. The first settings were tried with `parts` and `rloo` alone, and most
-  broke.
+- **Replays were not worth their cost**: `difference`, `coma` and `branches`, for a quarter of the clones each, end
+  below `rloo` on average. For sampled `coma` that was predicted.
+- **Learned values were not worth their cost, and can do harm**: `critic` learns with no seed and breaks the policy
+  with two; `gae` ends below `rloo` on average and breaks it with one. In [the laboratory](lab.md#learned-values),
+  where values are linear in their input, both are the best. The states of this model were never trained to hold
+  values.
+- **One setting does not carry to another warm start.** With one that shows [every number of
+  cells](#by-the-number-of-clones), one seed of four learns as much as before, and `parts` ends level with `rloo`.
+- **With [one grade for all cells](#all-cells-or-nothing)**, `rloo` learns a little. `difference` unlearns what
+  imitation had taught, with every seed.
+- With seed 1 none of the nine schemes learns. The reason is not known.
+- Sizes that the last phase of imitation did not show (1 and 4 cells) are hardly ever solved, before RL or after.
 
-**Why so little?** A conjecture, not tested: a factor of k needs noise to be what limits learning. Clones with the same
-weights share decisions, whose signals add up as fast as their noise, and broadcast learns them as soon as the step size
-allows: with [one convention](#one-convention) `parts` is ahead in the first fifth of the tokens and then level. What
-bounds the step size in turn is the root, whose long calls break first (see the log of tuning; runs with the root's
-turns left out of the loss broke too)."""
+**Why so little?** This conjecture is not tested. A factor of k needs noise to limit learning. Clones with the same
+weights share decisions, whose signals add up as fast as their noise, so broadcast learns them as soon as the step size
+allows. The root limits the step size, because its long calls break first.
+
+## What was measured
+
+`python -m studies cells` prints this page from `studies/cells/evidence`; `python -m studies cells --rerun cells/seed0`
+makes the cells of a seed again. Everything was tuned on seed 100 and frozen, except the value head of `critic` and
+`gae`, which was [changed](#before-a-mend) after its cells were seen. Every reported seed is shown.
+
+EVIDENCE_LINE
+
+- Variants differ in more than credit. `parts` sees sixteen grades and the others one sum. Only `rloo` has a KL term,
+  with which it did better. The bound on the gradient's norm is 0.075 for `grpo` and `wideseek`, whose advantages are
+  larger, and 0.02 for the others.
+- Tuning was uneven: RUNS. The first settings were tried only with `parts` and `rloo`, and most broke.
+
+In all tables, "times fewer tokens" compares with `rloo` of the same seed and warm start: how many times fewer sampled
+tokens a variant took to reach the point where the running mean of `rloo` over a fifth of the tokens ended. "-": it did
+not reach it, or `rloo` had gained less than LEARNED."""
 
 MAIN = """## Twenty-six conventions
 
 A clone is told a field's letter. After imitation it answers with that field's digit or with the next one's, half and
-half; the return wants the one at every other letter of the alphabet. 160,000 sampled tokens, replays included.
-
-Mean return in training over each fifth of the tokens, seeds 0 to 4:"""
+half. The return requires the first of the two at every other letter and the second at the others. Seeds 0 to 4;
+160,000 sampled tokens, replays included."""
 
 ONE = """## One convention
 
-The same, with the field's own digit wanted at every letter (`cells_one.yaml`), seeds 0 to 2. Predicted from tuning:
-level. It is learned within the first fifth of the tokens by either scheme."""
+The same, with the field's own digit required at every letter (`cells_one.yaml`), seeds 0 to 2. Predicted from tuning:
+level. Both schemes learn it within the first fifth of the tokens."""
 
 ALL = """## All cells or nothing
 
 Four cells, and a return of 1 if all are right (`cells_all.yaml`), from the warm start of the next section; seeds 0 to
-4. A grade without parts makes `parts` `rloo`, so it has no variant. Predicted: no difference."""
+4. A grade without parts makes `parts` equal to `rloo`, so it has no variant. Predicted: no difference."""
 
 WIDTH = """## By the number of clones
 
-After a warm start whose last phase shows every number of cells (`cells_width.yaml`); RL asks for sixteen, and policies
-are asked for fewer as well; seeds 0 to 3. Before RL a clone more costs hardly anything in accuracy; what RL teaches at
-sixteen reaches one and two cells in part, and eight lose. The share of the last phase that shows any number was
-[tuned](#tuning) on seed 100."""
-
-SPEED = f"""Against `{BASELINE}` with the same seed, from the same warm start: how many times fewer sampled tokens than
-`{BASELINE}` it took to come to where the running mean of `{BASELINE}` over a fifth of the tokens ended (-: it did not,
-or `{BASELINE}` had gained less than {LEARNED}), and the difference of mean returns over all tokens."""
-
-GREEDY = """Share of right cells in greedy play, by the number of cells, each of which takes a clone: median, lowest and
-highest seed."""
+After a warm start whose last phase shows every number of cells (`cells_width.yaml`); RL asks for sixteen; seeds 0 to
+3. Before RL one more clone costs hardly any accuracy. What RL teaches at sixteen reaches one and two cells in part,
+and eight lose. The share of the last phase that shows any number was [tuned](#tuning) on seed 100."""
 
 PROVENANCE = """## Where it comes from
 
@@ -304,13 +305,13 @@ A cell is a variant with one seed. CPU-s are of training, on a shared machine.""
 
 MENDED = """## Before a mend
 
-The first cells of `critic` and `gae` were those of a value head that shrank its intercept with its weights. It was
-mended after these were seen, and the ones above are new. The mean return over each fifth of the tokens was:"""
+The first value head of `critic` and `gae` shrank its intercept with its weights. It was changed after these cells were
+seen, and the ones above are new."""
 
 TUNING = """## Tuning
 
-On seed 100, every run of more than four steps; mean return over every 30,000 tokens. Those before `letters_s` are of
-other settings of the task or of RL, of which most broke."""
+All runs of more than four steps on seed 100. Those before `letters_s` have other settings of the task or of RL, of
+which most broke."""
 
 STUDY = Study(
     page_file=DOCS / "cells.md",

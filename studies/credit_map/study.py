@@ -52,7 +52,7 @@ from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_training.faults import report_killed_worker
 from studies.figures import draw_median, style_axis
-from studies.runner import DOCS, Rerun, Study, evidence_line, git, table
+from studies.runner import DOCS, Rerun, Study, evidence_line, fold, git, table
 
 STORE, TUNED = (Path(__file__).parent / "evidence" / name for name in ("cells.jsonl", "tuning.jsonl"))
 MODULUS, EPISODES, GROUP, HIDDEN = 8, 64, 8, (64, 64)
@@ -319,7 +319,8 @@ def cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
 def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
     """`docs/credit_map.md`."""
     found, others = cells(runs), [scheme for scheme in SCHEMES if scheme != BASELINE]
-    parts = [HEAD, evidence_line(runs, "`--rerun`"), _verdict(found)]
+    verdict, caveats = _verdict(found)
+    parts = [HEAD, verdict, MEASURE, evidence_line(runs, "`--rerun`")]
     for price in PRICES:
         lines = []
         for name, game in GAMES.items():
@@ -350,14 +351,15 @@ def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
         "range",
         "joins, thousands",
     ]
-    parts += [ALL, table([*heads, "return at the end", "CPU-s"], lines), TUNING, _tuned(tuning)]
+    parts += [caveats, ALL, fold("Runs by game and credit", table([*heads, "return at the end", "CPU-s"], lines))]
+    parts += [TUNING, fold("Mean cost by rate", _tuned(tuning))]
     commits = sorted({run["commit"][:7] for run in runs})
     parts += [f"Reported runs were made at {', '.join(f'`{commit}`' for commit in commits)}."]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _verdict(found: Mapping[tuple[str, str], Sequence[Run]]) -> str:
-    """In words, with the figures that the tables below have."""
+def _verdict(found: Mapping[tuple[str, str], Sequence[Run]]) -> tuple[str, str]:
+    """The verdict and the caveats in words, with the figures that the tables below have."""
 
     def said(game: str, scheme: str, price: float = 0) -> str:
         return _cell(found[game, scheme], found[game, BASELINE], price).strip("*")
@@ -370,7 +372,7 @@ def _verdict(found: Mapping[tuple[str, str], Sequence[Run]]) -> str:
     for (game, scheme), made in found.items():
         if made[0]["rate"] == RATES[-1]:
             highest.setdefault(game, []).append(f"`{scheme}`")
-    return VERDICT.format(
+    verdict = VERDICT.format(
         free=said("additive-16", "diff_loo"),
         priced=said("additive-16", "diff_loo", 1),
         small=said("additive-4", "diff_loo"),
@@ -380,8 +382,8 @@ def _verdict(found: Mapping[tuple[str, str], Sequence[Run]]) -> str:
         threshold_priced=said("threshold-16", "diff_loo", 1),
         hidden=", ".join(f"{arrived('hidden-16', scheme)} of `{scheme}`" for scheme in SCHEMES),
         value=arrived("additive-16", "value"),
-        highest="; ".join(f"{game}: {', '.join(schemes)}" for game, schemes in highest.items()),
     )
+    return verdict, CAVEATS.format(highest="; ".join(f"{game}: {', '.join(names)}" for game, names in highest.items()))
 
 
 def _cell(own: Sequence[Run], baseline: Sequence[Run], price: float) -> str:
@@ -411,49 +413,59 @@ def _tuned(tuning: Sequence[Run]) -> str:
     return table(["game", "credit", *(f"{rate:g}" for rate in RATES)], lines)
 
 
-HEAD = f"""# The credit map
+HEAD = """# The credit map
 
-Many clones, one grade: which credit learns it with fewer sampled decisions than the group's mean return, and when does
-none? The game is [`cells`](symbolic.md#cells) with forced joins: k clones each answer one of eight, and a coupling says
-what the replies are worth together; `hidden` is `additive` where right replies are graded wrong with probability 0.26.
-Of couplings that random play is never paid for, some of the 64 sums are taught first, for every credit alike.
-
-A run ends when the greedy policy is {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,} decisions.
-Numbers say how many times fewer a credit took than `{BASELINE}` without its division (groups of {GROUP}, {EPISODES}
-episodes an update, one step each, Adam): means over {len(SEEDS)} seeds with 95 % bootstrap intervals, bold where these
-lie above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤": some runs of
-`{BASELINE}`, or of the credit, did not get there, and count as if at the budget, in the interval too; "~": of both.
-
-`python -m studies credit_map` prints this page from `studies/credit_map/evidence/cells.jsonl`; `--rerun
-additive-16/diff_loo` makes a cell of it again. "Predicted" is what earlier simulations gave for the best credit with
-replays; "none": nobody's interval lay above 1; -: not simulated.
+This page is for researchers who choose a credit for many agents with one grade. After it you know where counterfactual
+credit learns with fewer decisions than the group's mean return, and where it does not. The evidence is small: networks
+of two layers on one symbolic game.
 
 ![Return against decisions](credit_map.png)"""
 
-VERDICT = """**What came out:**
+VERDICT = """**Counterfactual credit is worth its cost where many clones add to one sum and the join is cheap.**
 
-- *As predicted*: for sixteen clones and a sum `diff_loo` takes {free} times fewer decisions where joins are free, and
-  {priced} at a join price of 1.
-- *Less than predicted*: with a threshold over sixteen clones {threshold}, and nothing at a join price of 1
-  ({threshold_priced}). The simulations taught nothing first, which may be a reason.
-- *Undecided*: for four clones and a sum {small} by means and {small_median} by medians: {stuck} of ten runs of
-  `broadcast` stay stuck, at a rate that did well on both tuning seeds. With the hidden part of ten runs there arrive
-  {hidden}.
-- *No difference seen* under AND, where one could be: intervals reach from half to more than twice. `and-16` is
-  of twenty seeds: all of the first ten of `broadcast` had arrived, which was luck.
-- A value of one's own observation, which wins on `chain`, does not help here: what all the others did stays in its
-  advantage, and {value} of ten runs of `additive-16` arrive. Of it, too, the policy's rate alone was tuned.
+| question | answer |
+| --- | --- |
+| sixteen clones and a sum, joins free | `diff_loo` takes {free} times fewer decisions than `broadcast`, as predicted |
+| the same, a join costs a decision | {priced} times fewer |
+| a threshold over sixteen clones, joins free | {threshold} times fewer, less than predicted |
+| the same, a join costs a decision | {threshold_priced} |
+| four clones and a sum | undecided: {small} by means, {small_median} by medians; `broadcast` fails in {stuck} runs |
+| some right replies graded as wrong | reached the goal in ten runs each: {hidden} |
+| AND | no difference seen: intervals reach from half to more than twice |
+| a learned value of one's own observation | does not help: {value} of ten runs of `additive-16` reach the goal |
 
-**What could not come out otherwise.** Under AND a team without one clone gets nothing: `difference` is the bare
-return, and `diff_loo` is `broadcast` up to a factor. With a sum `shapley` is `difference` at twice the joins. Two
-equal learners differ by rounding, which grows: what their cells differ by under AND is the noise of this page.
+On [sixteen clones of a language model](cells.md), replays were not worth their cost: there the join costs more than all
+of the replies.
 
-**Changed after tuning runs were seen**, before any reported run was looked at: the goal, from 0.9 to 0.8, since with
-four clones many runs stay just below 0.9; the budget; and the rule that chooses rates, which had preferred a cheap one
-that arrives once. The highest rate tried was the best for some, which may gain more than is said here ({highest}).
+## What was measured
 
-So replays pay where many clones add to one sum and the join is cheap. On [sixteen clones of a language
-model](cells.md), where they did not, the join costs more than all of the replies."""
+The game is [`cells`](symbolic_rules.md#cells) with forced joins: k clones each answer one of eight, and a coupling
+gives the value of the replies together. `hidden` is `additive` with right replies graded as wrong with probability
+0.26. If random play is never rewarded, some of the 64 sums are taught first, for every credit alike."""
+
+MEASURE = f"""A run ends when the greedy policy is {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,}
+decisions. A figure is the factor by which a credit needs fewer decisions than `{BASELINE}` without its division (groups
+of {GROUP}, {EPISODES} episodes an update, one step each, Adam): means over {len(SEEDS)} seeds with 95 % bootstrap
+intervals, bold if these lie above 1. A replay keeps what the siblings did: it takes no decision, and one join.
+
+- "≥" and "≤": some runs of `{BASELINE}`, or of the credit, did not reach the goal, and count as if at the budget. "~":
+  of both.
+- "Predicted": the result of earlier simulations for the best credit with replays. "none": no interval lay above 1. "-":
+  not simulated.
+- `and-16` has twenty seeds: all of the first ten of `{BASELINE}` had reached the goal, which was luck.
+
+`python -m studies credit_map` prints this page from `studies/credit_map/evidence/cells.jsonl`. `--rerun
+additive-16/diff_loo` makes a cell of it again."""
+
+CAVEATS = """**Equal by construction.** Under AND a team without one clone gets nothing, so `difference` is the bare
+return and `diff_loo` is `broadcast` up to a factor. With a sum, `shapley` is `difference` at twice the joins. Two
+equal learners differ by rounding, which grows: the difference of their cells is the noise of this page.
+
+**Changed after tuning runs were seen**, before any reported run was looked at: the goal, from 0.9 to 0.8, because with
+four clones many runs stay just below 0.9; the budget; and the rule that chooses rates, which had preferred a cheap rate
+that reaches the goal once. Nothing was taught in the simulations, which may be a reason for the difference to the
+predictions. For some credits the highest rate tried was the best, so they may gain more than is said here
+({highest}). Of `value`, too, only the policy's rate was tuned."""
 
 ALL = """## Every cell
 
@@ -461,9 +473,10 @@ Decisions and joins are means until the goal, or until the budget."""
 
 TUNING = f"""## Learning rates
 
-Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else: the mean
-cost in thousands of decisions, and how many runs got there. The rate with which most did was chosen, of equals the
-cheapest. The outer rates were tried only where their neighbour was the best of the inner ones (-: not tried)."""
+For every credit and game, {len(RATES)} rates were tried on {len(TUNING_SEEDS)} seeds that are used for nothing else.
+The table has the mean cost in thousands of decisions, and the number of runs that reached the goal. The rate with most
+such runs was chosen, and of equals the cheapest. The outer rates were tried only if their neighbour was the best of
+the inner ones (-: not tried)."""
 
 
 def figure(runs: Sequence[Run], file: Path) -> None:

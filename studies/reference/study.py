@@ -1,4 +1,4 @@
-"""The generated pages of the reference: config keys, options of plug-ins, credit schemes and commands.
+"""The generated pages of the reference: config keys, options of plug-ins, credit schemes, commands and the game.
 
 Every table is read from the code: names and defaults from dataclasses and signatures, descriptions from docstrings.
 """
@@ -13,6 +13,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer.main
@@ -24,13 +25,17 @@ from selfcest_baselines.__main__ import app as baselines_app
 from selfcest_baselines.learner import LEARNERS
 from selfcest_cli.main import PANELS
 from selfcest_cli.main import app as selfcest_app
+from selfcest_env import delegation_v0, symbolic_v0
 from selfcest_env.graders import GRADERS
 from selfcest_env.plugin import PlugIn, Registry
+from selfcest_env.record import Cost
 from selfcest_env.reward import TERMS
 from selfcest_env.structure import describe_type, to_builtins
-from selfcest_env.symbolic.tasks import TASKS
+from selfcest_env.symbolic import make_rules, optimal_return
+from selfcest_env.symbolic.tasks import COUPLINGS, TASKS
 from selfcest_env.tasks import SOURCES
 from selfcest_env.text.protocols import PROTOCOLS
+from selfcest_env.types import Fault, Limits, Status
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import COSTS
 from selfcest_eval.play.policies import POLICIES
@@ -44,6 +49,7 @@ from studies.runner import DOCS, Study, joined, table
 FOLDER = DOCS / "reference"
 GENERATED = "*This page is generated from the code: `python -m studies reference --write`.*"
 REQUIRED = "required"
+DEPTHS = range(7)
 
 
 @dataclass(frozen=True)
@@ -119,10 +125,14 @@ def read_descriptions(cls: type) -> dict[str, str]:
 
 def read_members(enum: type[Enum]) -> str:
     """Return the values of an enum with the descriptions that its docstring gives, or nothing without any."""
+    return "; ".join(f"{value}: {text}" for value, text in list_members(enum))
+
+
+def list_members(enum: type[Enum]) -> list[tuple[str, str]]:
+    """Return the values of an enum as code, each with the description that its docstring gives."""
     docstring = inspect.cleandoc(enum.__doc__ or "")
-    members = dict(re.findall(r"^([A-Z_]+): (.*(?:\n +.*)*)", docstring, re.M))
-    parts = [f"`{enum[name].value}`: {' '.join(text.split()).rstrip('.')}" for name, text in members.items()]
-    return "; ".join(parts)
+    members = re.findall(r"^( *)([A-Z_]+): (.*(?:\n\1 +.*)*)", docstring, re.M)
+    return [(f"`{enum[name].value}`", " ".join(text.split()).rstrip(".")) for _, name, text in members]
 
 
 def first_sentence(docstring: str | None) -> str:
@@ -352,6 +362,99 @@ def credit_page() -> str:
     )
 
 
+# The game
+
+
+def rules_page() -> str:
+    limits = [[f"`{option.name}`", option.default, escape(option.meaning)] for option in list_options(Limits)]
+    costs = [[f"`{name}`", escape(text)] for name, text in read_descriptions(Cost).items()]
+    return joined(
+        [
+            "# Limits, faults and costs",
+            GENERATED,
+            "Every limit, fault, status and cost of an episode, for users who set limits or read records. "
+            "[Rules](../rules.md) explains how they work together.",
+            "## Limits",
+            "`null` means unlimited, and 0 means zero.",
+            table(["limit", "default", "bounds"], limits),
+            "## Faults",
+            first_sentence(Fault.__doc__),
+            table(["fault", "when"], list_members(Fault)),
+            "## Statuses",
+            first_sentence(Status.__doc__),
+            table(["status", "meaning"], list_members(Status)),
+            "## Costs",
+            "Costs are computed from the record (`record.cost`) and never stored.",
+            table(["cost", "meaning"], costs),
+        ]
+    )
+
+
+def environment_page(module: ModuleType) -> str:
+    """Return the docstring of a PettingZoo environment, which is a page in Markdown."""
+    heading, _, text = inspect.cleandoc(module.__doc__ or "").partition("\n\n")
+    return joined([heading, GENERATED, text.partition("\n\n")[2] if text.startswith("#") else text])
+
+
+def symbolic_page() -> str:
+    return joined(
+        [
+            environment_page(symbolic_v0),
+            "## Size of every task",
+            "With all arguments at their defaults. Options: [symbolic tasks](plugins.md#symbolic-tasks).",
+            table(["task", "agents", "actions", "observation", "state"], map(task_row, TASKS)),
+            "## Value of the couplings",
+            "Mean team return of `cells` with sixteen cells. Every episode costs 131 tokens.",
+            table(["`coupling`", "random", "optimal", "optimal, `hidden=0.3`"], map(coupling_row, COUPLINGS)),
+            "## Least limits of cells",
+            table(["`cells`", "`max_clones`", "`total_tokens`", "observation", "state"], map(cells_row, (8, 16, 64))),
+            "## Depth that the large deep needs",
+            "Success of the best policy with 64 items, by `max_depth`. A success of 0.20 is a guess: the root may not "
+            "answer its 64 items, but after a call it may answer replies that never came.",
+            table(
+                ["`max_clones`", "`total_tokens`", *map(str, DEPTHS)], map(depth_row, ((62, 665), (62, 664), (61, 665)))
+            ),
+        ]
+    )
+
+
+def task_row(name: str) -> list[str]:
+    env = symbolic_v0.parallel_env(name, observation_mode="flat")
+    agent = env.possible_agents[0]
+    answers = env.rules.task.num_answers
+    first, last = env.rules.first_call, env.rules.num_actions - 1
+    calls = f"{first} to {last}" if last > first else f"{first}"
+    actions = f"0 WAIT, 1 to {answers} ANSWER 0 to {answers - 1}, {calls} SPLIT or ASK"
+    shapes = str(env.observation_space(agent).shape), str(env.state_space.shape)
+    return [f"`{name}`", str(len(env.possible_agents)), actions, *shapes]
+
+
+def coupling_row(coupling: str) -> list[str]:
+    """Random replies are right one time in m, as the best are if all hidden parts are drawn."""
+    values = []
+    for hidden in (1.0, 0.0, 0.3):
+        options = {"cells": 16, "coupling": coupling, "hidden": hidden}
+        values.append(optimal_return(make_rules("cells", options, max_clones=16, total_tokens=131)).success)
+    # Sums differ in the last bits between machines, and 0.7375 is one of them.
+    rounded = [f"{round(value, 9):.3f}" if value > 0.0005 else f"{value:.1e}" for value in values]
+    return [f"`{coupling}`", *rounded]
+
+
+def cells_row(cells: int) -> list[str]:
+    least = {"max_clones": cells, "total_tokens": 8 * cells + 3}
+    env = symbolic_v0.parallel_env("cells", task_options={"cells": cells}, observation_mode="flat", **least)
+    shapes = str(env.observation_space("agent_0").shape), str(env.state_space.shape)
+    return [str(cells), *map(str, least.values()), *shapes]
+
+
+def depth_row(limits: tuple[int, int]) -> list[str]:
+    clones, tokens = limits
+    rules = [
+        make_rules("deep", {"items": 64}, max_depth=depth, max_clones=clones, total_tokens=tokens) for depth in DEPTHS
+    ]
+    return [str(clones), str(tokens), *(f"{optimal_return(rule).success:.2f}" for rule in rules)]
+
+
 # Commands
 
 
@@ -416,5 +519,8 @@ STUDY = Study(
         FOLDER / "plugins.md": plugins_page,
         FOLDER / "credit.md": credit_page,
         FOLDER / "commands.md": commands_page,
+        FOLDER / "rules.md": rules_page,
+        FOLDER / "delegation_v0.md": lambda: environment_page(delegation_v0),
+        FOLDER / "symbolic_v0.md": symbolic_page,
     },
 )

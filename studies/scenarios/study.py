@@ -12,8 +12,8 @@ from pathlib import Path
 
 from selfcest_baselines.bench.report import draw, format_scenarios, table
 from selfcest_baselines.bench.runs import Results, load
-from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SOLVED
-from studies.runner import DOCS, Study, joined
+from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SCENARIOS, SOLVED
+from studies.runner import DOCS, Study, fold, joined
 
 STORE = Path(__file__).parent / "evidence"
 OUTSIDE = STORE / "outside"  # a learner of a library that is no dependency; in it `tuning`, on other seeds
@@ -28,7 +28,7 @@ def page(results: Results, outside: Results, tuning: Results) -> str:
     listed = "\n".join(f"- `{entry}`: `{said}`" for entry, said in settings.items())
     parts = [HEAD, format_scenarios(), MEANING]
     versions, versions_outside = (", ".join(sorted({run.version for run in of.values()})) for of in (results, outside))
-    parts.append(RUNS.format(runs=runs_of(results), note=note_on(results), version=versions))
+    parts.append(RUNS.format(solved=solved(results), runs=runs_of(results), note=note_on(results), version=versions))
     parts += [
         table(results),
         HOW,
@@ -38,7 +38,7 @@ def page(results: Results, outside: Results, tuning: Results) -> str:
     theirs = {cell: run for cell, run in beside.items() if cell not in outside}
     building = spread([run.points[0][1] for run in outside.values()])
     parts += [TUNING.format(rate=rates(outside), rate_of_others=rates(theirs), building=building, runs=runs_of(tuning))]
-    parts += [ends(tuning), SETTINGS, listed]
+    parts += [ends(tuning), SETTINGS, fold("The settings of every learner", listed)]
     return joined(parts)
 
 
@@ -46,6 +46,16 @@ def runs_of(results: Results) -> str:
     """Their budget and seeds, in words."""
     budgets = " or ".join(f"{budget:g}" for budget in sorted({run.budget for run in results.values()}))
     return f"{budgets} CPU seconds of learning, seeds {', '.join(map(str, sorted({cell.seed for cell in results})))}"
+
+
+def solved(results: Results) -> str:
+    """Which scenarios some learner solved with every seed, in words."""
+    by_pair: dict[tuple[str, str], list[bool]] = {}
+    for cell, run in results.items():
+        by_pair.setdefault((cell.scenario, cell.entry), []).append(run.last >= SCENARIOS[cell.scenario].threshold)
+    names = sorted({scenario for (scenario, _), runs in by_pair.items() if all(runs)})
+    listed = ", ".join(f"`{name}`" for name in names)
+    return f"{len(names)} of {len(SCENARIOS)} scenarios are solved with every seed by some learner: {listed}."
 
 
 def ends(results: Results) -> str:
@@ -72,14 +82,15 @@ def note_on(results: Results) -> str:
     seeds, seconds = len({cell.seed for cell in results}), min(run.budget for run in results.values())
     notes = [] if seeds >= PLANNED_SEEDS else [f"**{seeds} seeds are no result yet**: {PLANNED_SEEDS} were planned."]
     notes += [] if seconds >= PLANNED_SECONDS else [f"{PLANNED_SECONDS} CPU seconds were planned."]
-    return "\n".join([*notes, "The machine was shared with other work while these ran."])
+    return " ".join([*notes, "The machine was shared with other work while these ran."])
 
 
 HEAD = """# The benchmark
 
-Twelve named, versioned games of [the symbolic environment](symbolic.md) on which learners of delegation can be
-compared, from seconds of learning to what nobody here solves. A scenario freezes rules, the problems of its evaluation
-and the references that returns are held against; whatever may change what is learned makes a new version.
+This page is for multi-agent researchers who want to compare a learner with others. After it you can play twelve named,
+versioned scenarios of [the symbolic game](symbolic.md), read the results of seven learners, and add a row of your own.
+A scenario freezes the rules, the problems of its evaluation and the reference returns. A change of any of these makes
+a new version.
 
 ```python
 import gymnasium
@@ -94,37 +105,43 @@ imports_itself = gymnasium.make("selfcest_env.symbolic_v0:selfcest/deep-64-v1")
 print(serial.spec.reward_threshold)
 ```
 
-Gymnasium has no plug-ins since its version 1.0, so nothing can be registered by being installed: import the module, or
-write it before the id. With an older PettingZoo take
-`symbolic_v0.parallel_env(**get_scenario("chain-8m5-v1").env_kwargs)` from `selfcest_env.symbolic.scenarios`.
+Gymnasium registers nothing at installation: import the module, or write it before the id. With an older PettingZoo, use
+`symbolic_v0.parallel_env(**get_scenario("chain-8m5-v1").env_kwargs)` (`selfcest_env.symbolic.scenarios`).
 
 ## Scenarios"""
 
-MEANING = f"""Mean team returns: *random* of uniform legal play, *never* of the best play without delegation, *optimal*
-of the [best plan](symbolic.md#references). *Solved from* is {SOLVED:g} of the way from random to optimal. *Horizon*
-bounds the joint steps of legal play, *idle* is the share of the agent-steps of random play in which an agent can only
-wait. A policy is evaluated greedily on the first {EVALUATION_EPISODES:,} problems of seed {EVALUATION_SEED}; of small
-games most are trained on too, so this is learning and not generalisation.
+MEANING = f"""| column | meaning |
+| --- | --- |
+| random | mean team return of uniform legal play |
+| never | mean team return of the best play without delegation |
+| optimal | mean team return of the [best plan](symbolic.md#references) |
+| solved from | {SOLVED:g} of the way from random to optimal |
+| horizon | upper bound of the joint steps of legal play |
+| idle | share of the agent-steps of random play in which an agent can only wait |
 
-`alone-8m5-v1` is the control: there the best policy never delegates. In `noisy-c005-v1` delegation must be *found*:
-answering alone pays at once, and a call pays only after the agents have learned to add. `cells-16-and-v1` rewards
-random play once in 10^14 episodes."""
+A policy is evaluated greedily on the first {EVALUATION_EPISODES:,} problems of seed {EVALUATION_SEED}. In small games
+most of them are also trained on, so this measures learning and not generalisation.
+
+- `alone-8m5-v1` is the control: there the best policy never delegates.
+- In `noisy-c005-v1` delegation must be *found*: a call is worth its cost only after the agents have learned to add.
+- `cells-16-and-v1` rewards random play once in 10^14 episodes."""
 
 RUNS = """## Results
 
-Median team return at the end, evaluations off the clock, and in brackets how many of the runs solved it:
-{runs}. The last two lines are of returns that are 0 for random and 1 for
-optimal play, over the scenarios that all have played: their interquartile mean (Agarwal et al. 2021), and the mean of
-what a learner has more than the first one on the same scenario with the same seed. Their brackets are 95 % intervals of
-a bootstrap stratified by scenario. [Settings](#settings) are one per learner for all scenarios.
-{note}
+**{solved}** Each run had {runs}. {note} The table has the median team return at the end and, in brackets, the number
+of runs that solved the scenario. Evaluations are not on the clock.
 
-*Results of version {version}. Made again, they repeat the distribution of these figures, not their digits.*"""
+The last two lines use returns scaled to 0 for random and 1 for optimal play: their interquartile mean (Agarwal et al.
+2021), and the mean difference to the first learner on the same scenario with the same seed. Brackets are 95 %
+intervals of a bootstrap stratified by scenario. Each learner has one setting for all scenarios
+([settings](#settings)).
+
+*Results of version {version}. A rerun repeats the distribution of these figures, not their digits.*"""
 
 HOW = """![Share of runs above each normalised return](benchmark.png)
 
-Curves are in `studies/scenarios/evidence`, a file per scenario, and in `results.json` as marl-eval reads them. CPU
-seconds depend on the machine and on what else runs there: compare columns of one table, not of two.
+Learning curves are in `studies/scenarios/evidence`, one file per scenario, and in `results.json` in the format of
+marl-eval. CPU seconds depend on the machine: compare columns of one table, not of two.
 
 ```bash
 selfcest bench --list
@@ -132,12 +149,12 @@ selfcest bench chain-8m5-v1 --learner coma --seeds 1 --seconds 20
 selfcest bench --seconds 60 --workers 2 --out runs/bench
 ```
 
-A run is stored when it ends and not made again, so an interrupted command goes on when it is given again.
+A run is stored when it ends. After an interruption, the same command makes only the runs that are missing.
 
 ## A row of your own
 
-A learner is a class with `learn`, in a module of your own. It may use any library: what it must do is to call the
-examiner with its decisions so far and a greedy policy, and to stop when that says so.
+A learner is a class with `learn`, in a module of your own, and may use any library. It must call the examiner with its
+number of decisions so far and a greedy policy, and stop when the examiner returns true.
 
 ```python
 import torch
@@ -148,7 +165,7 @@ from selfcest_baselines.learner import MarlLearner
 
 
 class Uniform(MarlLearner):
-    \"\"\"Answers or calls as the first legal action has it; learns nothing.\"\"\"
+    \"\"\"Takes the first legal action; learns nothing.\"\"\"
 
     def learn(self, rules, seed, examiner):
         kernel, decisions = BatchDelegation(rules, num_envs=64), 0
@@ -165,9 +182,8 @@ run = play(BenchmarkCell("chain-4m2-v1", f"{__name__}:Uniform", seed=0), seconds
 print(run.last)
 ```
 
-`selfcest bench --learner my_package.my_module:Uniform` plays it on every scenario beside what is stored. If it is a
-dataclass or takes arguments, its options follow the name and are checked against its annotations; learners with other
-options are other columns:
+`selfcest bench --learner my_package.my_module:Uniform` plays it on every scenario. Options follow the name and are
+checked against the class's annotations. Other options make another column:
 
 ```bash
 selfcest bench chain-4m2-v1 --learner "my_package.my_module:Mine learning_rate=0.001 hidden=[64,64]"
@@ -176,10 +192,9 @@ selfcest bench chain-4m2-v1 --learner "my_package.my_module:Mine learning_rate=0
 PLAYED_OUTSIDE = "chain-4m2-v1 noisy-c005-v1 cells-16-v1 --learner rllib_ppo:RllibPPO"
 LIBRARY = """## A library from outside
 
-RLlib's PPO with masks plays by the class `RllibPPO` in [rllib_ppo.py](examples/marl/rllib_ppo.py), which shares its
-configuration with the recipe of [the adapter](adapters.md#rllib). It had
-{runs}, on three scenarios, in a checkout that was not installed (version {version}).
-The other columns are from the table above.
+The class `RllibPPO` in [rllib_ppo.py](examples/marl/rllib_ppo.py) is RLlib's PPO with masks, configured as in [the
+adapter's script](adapters.md#rllib). It had {runs}, on three scenarios, in a
+checkout that was not installed (version {version}). The other columns are from the table above.
 
 ```bash
 export PYTHONPATH=.:agents:training:docs/examples/marl
@@ -187,19 +202,18 @@ export PYTHONPATH=.:agents:training:docs/examples/marl
 ```"""
 
 TUNING = """On `noisy-c005-v1` it ends below the best play without delegation. It samples {rate} decisions per CPU
-second, where the others here sample {rate_of_others}: most of its time is RLlib's bookkeeping of single games. It all
-runs in one process, and of its clock building the algorithm takes {building} s. Processes that Ray starts beside it
-idle and are not on the clock.
+second; the other learners here sample {rate_of_others}. Most of its time is RLlib's bookkeeping of single games. Of its
+clock, building the algorithm takes {building} s. Ray's other processes are idle and not on the clock.
 
-Three settings were tried on `chain-4m2-v1` alone, with `--first-seed 100 --seeds 2` and as options of the learner:
-{runs}. The one with the highest mean return was taken. Returns at the end:"""
+Three settings were tried, only on `chain-4m2-v1` (`--first-seed 100 --seeds 2`): {runs}.
+The one with the highest mean return was taken. Returns at the end:"""
 
 
 SETTINGS = """## Settings
 
-What every learner was run with. The policies' learning rates were the better of 0.001 and 0.003 on one seed of `chain`
-modulo 2, RLlib's settings those above; nothing was tuned on any other scenario. The text is that of version 0.1.0: the
-three groups `credit`, `loss` and `learner` are options of one learner today."""
+The learning rate of each policy was the better of 0.001 and 0.003 on one seed of `chain` modulo 2. Nothing was tuned
+on any other scenario. The text is that of version 0.1.0: the groups `credit`, `loss` and `learner` are options of one
+learner today."""
 
 STUDY = Study(
     page_file=DOCS / "benchmark.md",

@@ -144,8 +144,6 @@ NOT_RUN = {
     "python -m selfcest_baselines my_package.my_module:RootOnly share=0.5": OF_ONES_OWN,
     "selfcest lab --samples 500 --out runs/lab": JUDGES,
     'selfcest lab --scheme rloo --scheme "coma samples=8" --game pair_noisy': JUDGES,
-    "selfcest lab --samples 500 --game pair --game pair_noisy --scheme rloo --scheme coma --scheme "
-    '"coma samples=2" --scheme "coma samples=4" --scheme "coma samples=8" --scheme "coma samples=16"': JUDGES,
     "selfcest lab --samples 500 --game words --game pair --game trio --game quartet --scheme rloo "
     "--scheme grpo --scheme \"salt 'scheme={name: rloo}'\" --scheme \"salt 'scheme={name: rloo}' "
     'thoughts=true" --scheme "d3s \'scheme={name: rloo}\'" --scheme hapo --scheme decision --scheme '

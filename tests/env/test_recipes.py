@@ -21,6 +21,7 @@ SCRIPTS = ROOT / "docs" / "examples" / "marl"
 RECIPES = {
     "benchmarl_mappo": ("benchmarl", 0.9),
     "cleanrl_ppo": ("torch", 0.9),
+    "pettingzoo_variable_agents": ("torch", 0.9),
     "rllib_ppo": ("ray", 0.9),
     "sb3_maskable_ppo": ("sb3_contrib", 0.95),
     "sb3_ppo": ("stable_baselines3", 0.9),

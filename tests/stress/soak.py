@@ -5,7 +5,7 @@
 
 Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, replies about as long as their
 limit, and report any usage. Limits are 0, unlimited, tiny or large. `RecordRecount` reads a record as JSON and plays it
-again by an arithmetic of its own, from CONTRIBUTING.md and docs/game.md: what every block costs, every purse, grant,
+again by an arithmetic of its own, from CONTRIBUTING.md and docs/rules.md: what every block costs, every purse, grant,
 charge, refusal with its reason, and ending. Each must be as recorded, neither more nor less. It knows nothing of the
 ledger and of the game's counters; the wording of blocks, what a text asks for and what of a reply gets through are the
 protocol's, which holds no money. `BatchRecount` counts games in numbers again from their arrays after every joint step.
@@ -398,7 +398,7 @@ class RecordRecount:
         return Fault.CUT_BY_LENGTH if turn["finish_reason"] == "length" else None
 
     def refused_call(self, own: Own, requests: Sequence[CloneRequest], last: str | None, poor: bool) -> Fault | None:
-        """The first reason against a call as a whole, in the order of docs/game.md."""
+        """The first reason against a call as a whole, in the order of docs/rules.md."""
         (tokens, _, clones), size = own.free, len(requests)
         if last or poor:
             return Fault.NOT_ALLOWED if last == "out_of_turns" else Fault.OVER_BUDGET
@@ -812,8 +812,8 @@ def draw_rules(rng: random.Random) -> SymbolicRules:
 class BatchRecount:
     """Counts a batch of symbolic episodes again, from what each joint step did to its arrays.
 
-    Prices are those of docs/symbolic.md: an opening 1 + its symbols, an answer 1, a call 1 per clone, a message with
-    replies 1 + 1 per reply, a wasted turn a line of 1.
+    Prices are those of docs/symbolic_rules.md: an opening 1 + its symbols, an answer 1, a call 1 per clone, a message
+    with replies 1 + 1 per reply, a wasted turn a line of 1.
 
     Attributes:
         prompts, said, turns: of every agent, by own count.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
@@ -10,8 +11,18 @@ import pytest
 import typer.main
 
 from selfcest_env.plugin import PlugIn
+from selfcest_env.record import Cost
 from selfcest_env.structure import AtLeast
-from studies.reference.study import REQUIRED, Block, config_tables, describe_command, list_options, option_table
+from selfcest_env.types import Fault, Limits, Status
+from studies.reference.study import (
+    REQUIRED,
+    Block,
+    config_tables,
+    describe_command,
+    list_options,
+    option_table,
+    rules_page,
+)
 
 
 class Level(StrEnum):
@@ -117,3 +128,9 @@ def test_a_command_shows_what_is_required_and_a_default_of_zero() -> None:
     assert parts[:3] == ["### it", "Do it.", "```bash\nit x\n```"]
     rows = parts[3].splitlines()[2:]
     assert rows[:3] == [f"| `NAME` | {REQUIRED} |  |", "| `--seed` | `0` | The seed. |", "| `--fast` |  | Be fast. |"]
+
+
+def test_the_page_of_rules_names_every_limit_fault_status_and_cost() -> None:
+    text = rules_page()
+    names = [*Fault, *Status, *(item.name for cls in (Limits, Cost) for item in dataclasses.fields(cls))]
+    assert [name for name in names if f"| `{name}` |" not in text] == []

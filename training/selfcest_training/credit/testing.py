@@ -57,6 +57,17 @@ class ConformanceError(CreditError, AssertionError):
 def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
     """Check a scheme on synthetic groups with calls in series, nested and failed clones, and several turns.
 
+    The rules:
+
+    * Every turn has an advantage or is excluded, numbers are finite, and replays can be played.
+    * Equal input gives equal output, also for records that were stored and read again.
+    * The credit of a group does not depend on other groups, and records are not changed.
+    * Two siblings that swap their ids swap their credit: exactly, or on average if replays are a random choice.
+    * A scheme whose promise is not `biased` chooses its replays independently of rewards, and of the actions of the
+      replayed clone and their consequences. So it replays a share of the clones, not a fixed number.
+    * With `null_player`, a clone that never matters gets zero on average.
+    * A scheme that learns gives the same credit after its `state_dict` was loaded.
+
     Args:
         assigner: the scheme with its options. It is not changed.
         seeds: number of groups over which means are computed.
