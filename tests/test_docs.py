@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
+import importlib.util
 import re
 import runpy
 import shlex
@@ -18,7 +17,6 @@ import yaml
 
 from selfcest_cli.main import app
 from selfcest_cli.study import default_study
-from selfcest_env.types import Fault, Limits, Status
 from selfcest_eval.play.config import load_study
 from selfcest_training.config_file import load_config
 from selfcest_training.run.experiment import default_config
@@ -75,7 +73,7 @@ def test_the_reference_names_modules_that_are_there(page: Path) -> None:
     names = re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(names) == len(set(names)) >= 2
     for name in names:
-        importlib.import_module(name)
+        assert importlib.util.find_spec(name) is not None, name  # an adapter imports the library that it is for
 
 
 def slug(heading: str) -> str:
@@ -156,14 +154,6 @@ def test_yaml_blocks_are_configs(page: Path, tmp_path: Path) -> None:
 def test_no_path_of_a_machine(page: Path) -> None:
     found = re.search(r"(?<![\w.])/(?:work|home|tmp|root|Users|mnt|opt|usr)/", page.read_text(encoding="utf-8"))
     assert found is None, f"{page.name}: {found}"
-
-
-def test_the_page_of_the_game_names_every_limit_fault_and_status() -> None:
-    game = (ROOT / "docs" / "game.md").read_text(encoding="utf-8")
-    for limit in dataclasses.fields(Limits):
-        assert f"| `{limit.name}` | {'`None`' if limit.default is None else limit.default} |" in game, limit.name
-    for name in (*Fault, *Status):
-        assert f"| `{name}` |" in game, name
 
 
 @pytest.mark.parametrize("page", ["hostile.md"])

@@ -441,10 +441,12 @@ def coupling_row(coupling: str) -> list[str]:
 
 
 def cells_row(cells: int) -> list[str]:
-    least = {"max_clones": cells, "total_tokens": 8 * cells + 3}
-    env = symbolic_v0.parallel_env("cells", task_options={"cells": cells}, observation_mode="flat", **least)
+    tokens = 8 * cells + 3
+    env = symbolic_v0.parallel_env(
+        "cells", task_options={"cells": cells}, max_clones=cells, total_tokens=tokens, observation_mode="flat"
+    )
     shapes = str(env.observation_space("agent_0").shape), str(env.state_space.shape)
-    return [str(cells), *map(str, least.values()), *shapes]
+    return [str(cells), str(cells), str(tokens), *shapes]
 
 
 def depth_row(limits: tuple[int, int]) -> list[str]:
