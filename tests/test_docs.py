@@ -68,10 +68,10 @@ def test_every_page_is_on_the_site() -> None:
     assert nav[0] == {"Home": "index.md"}
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("api/*.md")), ids=lambda page: page.stem)
-def test_the_reference_names_modules_that_are_there(page: Path) -> None:
-    names = re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(names) == len(set(names)) >= 2
+def test_the_reference_names_modules_that_are_there_and_each_once() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("api/*.md"))]
+    names = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    assert len(names) == len(set(names)) >= 60
     for name in names:
         assert importlib.util.find_spec(name) is not None, name  # an adapter imports the library that it is for
 

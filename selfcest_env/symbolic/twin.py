@@ -213,7 +213,9 @@ def episode_record(
     """Return a symbolic episode as a scored record.
 
     Args:
-        rules, start, steps: as in `replay`.
+        rules: as in `replay`.
+        start: as in `replay`.
+        steps: as in `replay`.
         episode_id: id of the record.
 
     Raises:
