@@ -66,9 +66,12 @@ MAX_DESCRIPTION = 200  # characters; link previews cut longer ones
 
 
 def describe_page(markdown: str) -> str:
-    """Return the first paragraph of a page as plain text, cut after a whole sentence if possible."""
+    """Return the first paragraph of a page as plain text, cut after a whole sentence if possible.
+
+    A paragraph that names the command of a generated page is passed over.
+    """
     paragraphs = re.split(r"\n\s*\n", re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL))
-    prose = [text for text in paragraphs if re.match(r"[A-Za-z*]", text.strip())]
+    prose = [text for text in paragraphs if re.match(r"[A-Za-z*](?!This page is generated)", text.strip())]
     if not prose:
         return ""
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose[0])

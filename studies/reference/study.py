@@ -176,7 +176,7 @@ class Option:
         found = find_block(self.type_)
         if found is not None and found[1] is PlugIn and not found[0]:
             return "`name` and `options`"
-        text = describe_type(self.type_).replace(str(2**63), "2^63")
+        text = describe_type(self.type_).replace(str(2**63), "2^63").replace("; rename it", "")
         return re.sub(r"^an? ", "", text)
 
 

@@ -46,7 +46,6 @@ NOT_RUN = {
     "selfcest train name=mine seeds=[0,1] compute_tokens=20000000 evaluation.episodes=100 --resume": TRAINS,
     "selfcest train name=example workers=1 log_groups=1 evaluation.episodes=40": TRAINS,
     "pip install .": INSTALLS,
-    'pip install -e ".[train]"': INSTALLS,
     'pip install "selfcest @ git+URL@v0.2.0"': INSTALLS,
     'pip install "selfcest[train] @ git+URL@v0.2.0"': INSTALLS,
     "pip install selfcest-0.2.0-py3-none-any.whl": INSTALLS,
