@@ -87,7 +87,7 @@ class ChatOptions(Checked):
 
 @dataclass(frozen=True)
 class ChatLanguage(ChatOptions):
-    """The `Language` of a chat model, with the options of `ChatOptions`. `load` reads the weights.
+    """A chat model of Hugging Face, with the options of `ChatOptions`. `load` reads the weights.
 
     Raises:
         ConfigError: there is no such model or device, the dtype is not supported, the weights are a pickle, the

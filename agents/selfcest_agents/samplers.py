@@ -149,12 +149,15 @@ class SamplerSpec(Protocol):
 
 @dataclass(frozen=True)
 class TransformersSampler(Checked):
-    """Options of a `TransformersEngine` in this process.
+    """transformers in this process, by a `TransformersEngine`.
 
     Attributes:
         dtype: dtype of a copy of the weights for sampling; `None` to sample from the learner's model without a copy.
             With LoRA there is always a copy, into which the adapter is merged.
-        max_batch_size, prefill_tokens, prefix_tokens, draft_tokens: see `TransformersEngine`.
+        max_batch_size: largest number of sequences that are decoded together. It bounds the cache.
+        prefill_tokens: largest number of ids of one prefill pass, padding included.
+        prefix_tokens: largest number of ids of finished contexts whose keys and values are kept for reuse; 0 for none.
+        draft_tokens: largest number of ids that are guessed for a row and step; 0 for none.
     """
 
     dtype: Annotated[str, OneOf("float32", "bfloat16")] | None = None
@@ -196,7 +199,7 @@ class TransformersSampler(Checked):
 
 @dataclass(frozen=True)
 class VllmSampler(VllmOptions):
-    """Options of a `VllmEngine`, see `VllmOptions`. Raises `ConfigError` if vLLM is not installed."""
+    """vLLM, by a `VllmEngine`. Raises `ConfigError` if vLLM is not installed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -212,7 +212,7 @@ def save_pretrained(model: PreTrainedModel, tokenizer: TinyTokenizer, folder: st
 
 @dataclass(frozen=True)
 class TinyLanguage(TinyConfig):
-    """The `Language` of the tiny model. The other attributes are those of `TinyConfig`.
+    """A small Llama with a vocabulary of characters and markers. The other attributes are those of `TinyConfig`.
 
     Attributes:
         protocol: name of the prompt format, or `package.module:Class`. It must use only the characters and markers of

@@ -39,8 +39,10 @@ class RoomStories(Checked, StorySource):
     Attributes:
         task: number of bAbI's task: 1 asks where a person is, 2 where a thing is, 3 where it was before another room.
         min_statements, max_statements: number of statements of a story.
-        people, things: their names. A person's is a capital and small letters, a thing's is small letters.
-        people_per_story, things_per_story: number of them in one story, drawn from all; at most all are used.
+        people: names of all people, each a capital and small letters.
+        things: names of all things, in small letters.
+        people_per_story: number of people in one story, drawn from all; at most all are used.
+        things_per_story: number of things in one story, drawn from all; at most all are used.
         statements_per_document: number of statements of a part.
         stories: number of stories.
         seed: random seed of the stories.

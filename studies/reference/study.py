@@ -177,6 +177,8 @@ class Option:
         if found is not None and found[1] is PlugIn and not found[0]:
             return "`name` and `options`"
         text = describe_type(self.type_).replace(str(2**63), "2^63").replace("; rename it", "")
+        # A protocol of the task sources; a config names one of them.
+        text = re.sub(r"\b(Task|Finite|Story)Source\b", "task source", text)
         return re.sub(r"^an? ", "", text)
 
 
@@ -197,6 +199,8 @@ def list_options(cls: type) -> Iterator[Option]:
         if not meaning:
             raise ValueError(f"{described.__module__}:{described.__qualname__} has no description of its {name}")
         members = read_members(type_) if isinstance(type_, type) and issubclass(type_, Enum) else ""
+        # In a config, `None` is written as null.
+        meaning = meaning.replace("`None`", "`null`")
         yield Option(name, type_, value, f"{meaning} {members}" if members else meaning)
 
 
