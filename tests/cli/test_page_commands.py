@@ -188,9 +188,6 @@ BY_PYTHON = {
     ),
     "python -m selfcest_baselines diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
     "learning_rate=0.003 samples=2": "tests/baselines/test_marl_train.py::test_command_as_a_module",
-    'python -c "import selfcest_env; print(selfcest_env.__version__)"': (
-        "tests/test_version.py::test_the_version_is_that_of_the_metadata"
-    ),
 }
 SMALLER = {  # what would take minutes; of options and overrides the last one counts
     "evaluate": ("episodes=1", "budgets=[150]"),
