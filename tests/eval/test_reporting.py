@@ -258,6 +258,10 @@ def test_a_bin_that_a_seed_has_not_reached_is_left_out() -> None:
     assert len(long.bins) == 60
     assert (long.bins[0].step, long.bins[0].seeds) == (1.5, (1.5,)), "four steps a bin"
     assert math.isnan(long.bins[0].estimate.low), "one seed has no interval"
+    [odd] = [
+        one for one in compute_learning_curves([job(0, [float(i) for i in range(61)])]) if one.metric == "return"
+    ]
+    assert [b.step for b in odd.bins] == [*np.arange(0.5, 57, 2), 59.0], "29 bins of two steps and one of three"
 
 
 # Findings
@@ -320,6 +324,30 @@ def test_who_does_not_win_is_not_said_to(tmp_path: Path) -> None:
     assert "not judged, on fewer than 20 instances, at any equal cost" in report_on(few).answers[1].text
     [pair] = compare_best_baselines(source(tmp_path, {"delegate": 1.0, "monolithic": 0.8, "best_of_n": 1.0}))
     assert pair.strategy == "monolithic", "an oracle is no baseline"
+
+
+def test_every_output_has_the_same_headline_and_names_with_a_comma_are_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "draw_frontiers", lambda *_: None)
+    labels = {"delegate": "delegate, T 1", "monolithic": "monolithic"}
+    plain = source(tmp_path, {"delegate": 1.0, "monolithic": 0.2})
+    ahead = replace(plain, settings=replace(plain.settings, labels=labels))
+    few = replace(ahead, cells=[_cut(curves, 8) for curves in ahead.cells])
+    counts = '"delegate, T 1" is ahead at equal total tokens in {} of 2 comparisons'
+    for shown, headline in (
+        (ahead, f"{counts.format(2)} and behind in 0."),
+        (few, f"{counts.format(0)}, behind in 0 and not judged (fewer than 20 instances) in 2."),
+    ):
+        of_page = report_on(shown)
+        lines, table = report.write_report(shown, [])
+        assert make_source_data(of_page, WorstEpisodes("t.html"))["headline"] == headline
+        assert headline in lines.splitlines()
+        assert f"## Verdict\n\n```text\n{headline}\n" in table
+        sentences = [*of_page.failures, *(answer.text for answer in of_page.answers), table.split("## In words")[1]]
+        quoted = "".join(sentences).replace('"delegate, T 1"', "")
+        assert len(quoted) < len("".join(sentences))
+        assert "delegate, T 1" not in quoted
 
 
 def _cut(curves: Curves, count: int) -> Curves:

@@ -123,7 +123,7 @@ def test_the_table_has_every_variant_before_and_after_over_all_seeds(trained: Ru
         assert float(row["billed_tokens"]) == pytest.approx(sum(costs) / len(costs), rel=1e-4)
     text = (trained.folder / "table.md").read_text(encoding="utf-8")
     assert "over instances and over 2 seeds of the weights" in text
-    assert "choice again (out of distribution), delegating, after RL against alone" in text
+    assert 'choice again (out of distribution), "delegating, after RL" against alone' in text
     for line in ("delegating: return ", "compute of alone/seed1: ", "largest difference of compute"):
         assert line in text
         assert line not in shown, "of single jobs a terminal says nothing"
@@ -187,7 +187,7 @@ def test_a_report_of_a_part_says_what_is_missing(trained: RunConfig, tmp_path: P
     shutil.rmtree(run.folder / "alone" / "seed0" / EvaluationStage.AFTER)
     results, (note,) = read_run_results(run)
     assert {result.place.seed for result in results} == {0, 1}
-    assert note.endswith("of the seeds 0, 1; without alone, alone, T 0.8")
+    assert note.endswith('of the seeds 0, 1; without alone, "alone, T 0.8"')
     assert note in report_run(run)
     for path in run.folder.glob("*/seed*/evaluation*"):
         shutil.rmtree(path)

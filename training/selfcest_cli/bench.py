@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from selfcest_training.printing import print_text
+
 
 def bench(
     scenario: Annotated[
@@ -60,5 +62,5 @@ def bench(
     results = load(out)
     console = Terminal()
     for path in write(results, out):
-        console.print(f"wrote {path}", highlight=False)
+        print_text(console, f"wrote {path}")
     print(table({cell: run for cell, run in results.items() if cell in set(cells)}))

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from selfcest_cli.terminal import Terminal
 from selfcest_env.errors import ConfigError
 from selfcest_training.files import write_text
+from selfcest_training.printing import print_text
 from selfcest_training.yaml_text import read_option
 
 credit_app = typer.Typer(
@@ -24,11 +26,12 @@ def list_schemes() -> None:
     """
     from selfcest_training.credit import SCHEMES, find_scheme
 
+    console = Terminal()
     for name, reference in SCHEMES.items():
         scheme = find_scheme(name)
-        print(f"{name} ({scheme.promise}{'' if name in SCHEMES.builtins else f'; {reference}'})")
-        print(f"    {scheme.formula}")
-        print(f"    {scheme.source}")
+        print_text(console, f"{name} ({scheme.promise}{'' if name in SCHEMES.builtins else f'; {reference}'})")
+        print_text(console, f"    {scheme.formula}")
+        print_text(console, f"    {scheme.source}")
 
 
 @credit_app.command("apply", epilog="Example: selfcest credit apply episodes.jsonl --name rloo")
@@ -68,4 +71,5 @@ def apply_scheme(
     episodes = sum(len(group.episodes) for group in stored.groups)
     excluded = sum(len(credit.excluded) for credit in credits)
     turns = sum(len(credit.advantage) for credit in credits) + excluded
-    print(f"{out}: {len(stored.groups)} groups, {episodes} episodes, {turns} turns, {excluded} of them excluded")
+    line = f"{out}: {len(stored.groups)} groups, {episodes} episodes, {turns} turns, {excluded} of them excluded"
+    print_text(Terminal(), line)

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from selfcest_cli.terminal import Terminal
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.options import Denominator
+from selfcest_training.printing import print_text
 from selfcest_training.yaml_text import read_option
 
 
@@ -69,4 +71,6 @@ def export(
 
         write_samples(out, build_training_samples(credited))
     episodes = len({sample.episode_id for sample in credited.samples})
-    print(f"{out}: {len(credited.samples)} contexts of {episodes} episodes, {credited.trained_tokens} trained tokens")
+    num_contexts = len(credited.samples)
+    line = f"{out}: {num_contexts} contexts of {episodes} episodes, {credited.trained_tokens} trained tokens"
+    print_text(Terminal(), line)

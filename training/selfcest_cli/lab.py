@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from selfcest_training.printing import print_text
+
 _DEFAULT_SCHEMES = (
     *("grpo", "gated", "gated_paper", "rloo", "parts", "difference", "diff_loo"),
     *("coma", "coma samples=4", "coma paired=true", "shapley"),
@@ -64,6 +66,6 @@ def lab(
     console = Terminal()
     print_report(report, console)
     for path in write_report(report, out) if out is not None else []:
-        console.print(f"wrote {path}", highlight=False)
+        print_text(console, f"wrote {path}")
     if report.broken:
         raise typer.Exit(1)

@@ -28,6 +28,7 @@ from selfcest_env.record import Generation
 from selfcest_env.render import Node, format_turn, nodes_of_kernel, shorten, status_mark
 from selfcest_env.rules import Rules
 from selfcest_env.types import ROOT, AgentId, Status, TurnKey
+from selfcest_training.printing import print_text
 
 BAR_WIDTH = 8  # of the bar of spent tokens, in characters
 TEXT_WIDTH = 32  # of one quoted text, in characters
@@ -94,8 +95,7 @@ class LiveTree:
         else:
             for step in log[self._num_shown :]:
                 facts = self._kernel.agents[step.agent_id].turns[step.turn]
-                line = f"{step.agent_id} turn {step.turn}: {format_turn(facts)}"
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                print_text(self._console, f"{step.agent_id} turn {step.turn}: {format_turn(facts)}")
         self._num_shown = len(log)
 
 

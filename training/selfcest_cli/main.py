@@ -34,6 +34,7 @@ from selfcest_env.errors import ConfigError, signal_name
 from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import check_modules
 from selfcest_training.faults import ExitCode, SignalExit, format_error_line, get_exit_code, raise_on_signals
+from selfcest_training.printing import print_text
 
 # The commands by what a reader wants to do, in the order of the help.
 PANELS = {
@@ -96,7 +97,7 @@ _CONFIG = Annotated[
 _OVERRIDES = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Config keys with new values, as in variants.deciding.rl.steps=10 seeds=[0,1] name=mine.",
+        help="Config keys with new values, as in variants.deciding.rl.steps=10 \"seeds=[0,1]\" name=mine.",
         show_default=False,
     ),
 ]
@@ -172,7 +173,7 @@ def plan(
             print_rehearsal(run_config, Terminal())
 
 
-@app.command(epilog="Example: selfcest train seeds=[0,1] name=mine")
+@app.command(epilog="Example: selfcest train \"seeds=[0,1]\" name=mine")
 def train(
     config: _CONFIG = None,
     overrides: _OVERRIDES = None,
@@ -231,7 +232,7 @@ def evaluate(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Config keys with new values, as in episodes=20 budgets=[120,480] name=mine.", show_default=False
+            help="Config keys with new values, as in episodes=20 \"budgets=[120,480]\" name=mine.", show_default=False
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Play only the results that the study lacks.")] = False,
@@ -505,7 +506,7 @@ def trace(
     file = find_file_of(find_runs_files(files), episode)
     if file not in files:
         # All jobs of a run have episodes of the same ids.
-        Terminal().print(str(file), markup=False, highlight=False, soft_wrap=True)
+        print_text(Terminal(), str(file))
     if figures:
         write_figures(file, episode, Terminal(), svg=svg, png=png, gif=gif, strategy=strategy, wrong=wrong)
         return

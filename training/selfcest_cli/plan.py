@@ -16,6 +16,7 @@ from selfcest_training.planning.report import DeviceMemory, format_plan
 from selfcest_training.planning.shapes import device_memory, get_model_shape
 from selfcest_training.planning.speed import plan_step, read_curve
 from selfcest_training.planning.totals import plan_job
+from selfcest_training.printing import print_text
 
 
 def print_plan(
@@ -51,7 +52,7 @@ def print_plan(
         totals[variant] = plan_job(config, variant, lengths, step, throughput)
         processes[variant] = plan_processes(config, variant, shape)
     for line in format_plan(config, shape, processes, steps, totals, throughput, device):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, line)
     if device is None or not total_excess_bytes(config, device.size):
         return
     misfit = max(chain.from_iterable(processes.values()), key=lambda process: process.excess_bytes(device.size))

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from selfcest_training.config import RunConfig
+from selfcest_training.printing import print_text
 from selfcest_training.run.rehearsal import NOT_REACHED, rehearse
 
 
@@ -20,9 +21,7 @@ def print_rehearsal(config: RunConfig, console: Console) -> None:
     """
     for variant in config.variants:
         _rehearse(config, variant, console)
-    console.print(
-        f"A rehearsal does not reach {', '.join(NOT_REACHED)}.", soft_wrap=True, highlight=False, markup=False
-    )
+    print_text(console, f"A rehearsal does not reach {', '.join(NOT_REACHED)}.")
 
 
 def _rehearse(config: RunConfig, variant: str, console: Console) -> None:
@@ -39,5 +38,4 @@ def _rehearse(config: RunConfig, variant: str, console: Console) -> None:
         "warm start, two steps of RL, checkpoints, resume",
     ]
     lines += [f"  It replaced {phrase}." for phrase in result.replaced]
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, "\n".join(lines))

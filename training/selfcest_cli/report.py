@@ -16,7 +16,8 @@ from selfcest_eval.report.sources import load_folder_config, read_sources
 from selfcest_eval.report.verdict import report_on
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import lock_folder
-from selfcest_training.run.display import print_report, print_text
+from selfcest_training.printing import print_text
+from selfcest_training.run.display import print_report
 
 
 def report_folder(folder: Path, console: Console) -> None:
@@ -50,6 +51,7 @@ def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
         if len(reports) > 1:
             lines.append(report.source.name)
         lines += [f"warning: {line}" for line in report.failures]
+        lines += [report.headline] if report.headline else []
         lines += [f"{answer.question}: {answer.text}" for answer in report.answers]
     lines.append(f"written to {out}, with {len(written) - 1} files beside it")
     print_text(console, "\n".join(lines))

@@ -43,6 +43,7 @@ from selfcest_eval.play.policies import (
 )
 from selfcest_training.config_file import apply_override, load_stored_config, parse_as
 from selfcest_training.files import open_for_append
+from selfcest_training.printing import print_text
 from selfcest_training.shipped import find_model_folder
 
 LAST_WORDS = 400  # characters that are printed of the last turn of a root without an answer
@@ -237,7 +238,7 @@ def play_question(
     rules = source.rules(config.limits)
     _check_keys(task, rules)
     for line in describe_unknown_question(task, source, rules):
-        progress.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+        print_text(progress, f"warning: {line}")
     episode_id = f"solve.{_count_episodes(out)}"
     with progress.status("loading the policy"):
         check_servers([source])
@@ -251,7 +252,7 @@ def play_question(
         with open_for_append(out) as lines:
             lines.write(write_episode(record).encode())
     for line in (describe_episode(record, rules), *format_server_counts(tally.take())):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, line)
     if html is not None:
         page = make_viewer_page(shorten(task.prompt), [EpisodeView(record)], [Renderer(rules)], [])
         save_page(page, html, 1, console)

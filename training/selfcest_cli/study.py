@@ -21,7 +21,7 @@ from selfcest_training.config_file import dump_config, find_shipped_config
 from selfcest_training.faults import SignalExit, log_faults
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import lock_folder
-from selfcest_training.run.display import print_text
+from selfcest_training.printing import print_text
 from selfcest_training.session import SESSIONS, record_session
 
 RESUME_HINT = "the same command with --resume plays the missing results"
@@ -64,16 +64,16 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     write_text(folder / "study.yaml", dump_config(config))
     notes = find_contamination(study)
     for note in notes:
-        console.print(f"warning: {note}", soft_wrap=True, highlight=False, markup=False)
+        print_text(console, f"warning: {note}")
     torch.set_num_threads(config.threads)
     try:
         store = Store(folder)  # opened before the session, so that a refused file leaves no session behind
         if resume:
-            console.print(f"{study.count_stored(store)} of {study.size} results are stored", highlight=False)
+            print_text(console, f"{study.count_stored(store)} of {study.size} results are stored")
         with record_session(folder):
             _play(study, store, console)
     except KeyboardInterrupt:
-        console.print(f"interrupted by {signal_name(SIGINT)}; {RESUME_HINT}", soft_wrap=True)
+        print_text(console, f"interrupted by {signal_name(SIGINT)}; {RESUME_HINT}")
         raise
     except SignalExit as error:
         error.add_note(RESUME_HINT)
@@ -81,7 +81,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     text = print_study(config, console, notes, study.crossed)
     if page is not None:
         write_page(page, folder, f"Study: {config.name}", command, text, config.compared_costs)
-        console.print(f"page written to {page}", highlight=False)
+        print_text(console, f"page written to {page}")
     return folder
 
 
@@ -97,7 +97,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     source = read_study(config, crossed=crossed, for_page=False)
     shown, text = write_report(source, notes)
     print_text(console, shown)
-    console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
+    print_text(console, f"written to {config.folder}; the whole report is its table.md")
     return text
 
 
@@ -113,7 +113,7 @@ def _play(study: Study, store: Store, console: Console) -> None:
             completed = progress.tasks[bar].completed
             # Where bars cannot be drawn, a line is printed for each tenth.
             if not console.is_terminal and int(10 * completed / study.size) > tenths:
-                console.print(f"{completed:.0f}/{study.size} {line}", highlight=False)
+                print_text(console, f"{completed:.0f}/{study.size} {line}")
                 tenths = int(10 * completed / study.size)
 
         study.play(store, report)

@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from selfcest_cli.masking import printable
+from selfcest_training.printing import print_text
 
 
 class Terminal(Console):
@@ -54,7 +55,6 @@ def progress_bar(total: int, completed: int = 0) -> Iterator[Callable[[str], Non
         def advance(line: str) -> None:
             progress.update(bar, advance=1, description=line)
             if not console.is_terminal:
-                count = f"{progress.tasks[bar].completed:.0f}/{total}"
-                console.print(f"{count} {line}", highlight=False, soft_wrap=True)
+                print_text(console, f"{progress.tasks[bar].completed:.0f}/{total} {line}")
 
         yield advance

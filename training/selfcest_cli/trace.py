@@ -28,6 +28,7 @@ from selfcest_eval.play.results import read_results
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import assign_stored, group_episodes
 from selfcest_training.files import atomic_write, report_read_errors, write_text
+from selfcest_training.printing import print_text
 
 # A plain install prints trees without the packages that these modules import.
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ def print_trace(
     wrong: bool = False,
 ) -> None:
     """Print the `trace_text` of one episode."""
-    text = trace_text(file, episode_id, texts=texts, strategy=strategy, wrong=wrong)
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    print_text(console, trace_text(file, episode_id, texts=texts, strategy=strategy, wrong=wrong))
 
 
 def trace_text(
@@ -169,8 +169,7 @@ def write_figures(
             with atomic_write(out) as partial:
                 partial.write_bytes(content.encode() if isinstance(content, str) else content)
             kilobytes = out.stat().st_size / 1e3
-            line = f"{out}: episode {record.episode_id}, {kilobytes:.0f} kB"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_text(console, f"{out}: episode {record.episode_id}, {kilobytes:.0f} kB")
 
 
 def check_output_file(option: str, out: Path) -> None:
@@ -280,7 +279,7 @@ def save_page(page: Page, out: Path, num_episodes: int, console: Console) -> Non
     write_text(out, page.render())
     episodes = f"{num_episodes} episode" + "s" * (num_episodes != 1)
     megabytes = out.stat().st_size / 1e6
-    console.print(f"{out}: {episodes}, {megabytes:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+    print_text(console, f"{out}: {episodes}, {megabytes:.1f} MB")
 
 
 def _warn(line: str) -> None:

@@ -13,6 +13,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_eval.report.serve import serve_report
 from selfcest_eval.report.sources import load_folder_config
 from selfcest_training.config import RunConfig
+from selfcest_training.printing import print_text
 from selfcest_training.run.display import UPDATE_SECONDS, Display, print_status
 from selfcest_training.run.progress import read_run
 
@@ -43,7 +44,7 @@ def watch_run(folder: Path, console: Console, *, once: bool, serve: bool, port: 
     with ExitStack() as stack:
         if serve:
             address = stack.enter_context(serve_report(folder, port or 0, renderers_of))
-            console.print(f"progress and report are at {address}", soft_wrap=True, highlight=False, markup=False)
+            print_text(console, f"progress and report are at {address}")
         display = stack.enter_context(Display(config, console))
         while True:
             display.update()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from selfcest_env.palette import SERIES
 from selfcest_lab.games import GAMES
@@ -19,6 +18,7 @@ from selfcest_lab.judge import ALPHA, MIN_EXACT_EFFECT, MIN_SAMPLED_EFFECT
 from selfcest_lab.measure import LabReport, Measurement
 from selfcest_training.credit import Promise
 from selfcest_training.files import atomic_write, write_text
+from selfcest_training.printing import print_text
 
 _NOTABLE = 0.05  # p-value before correction below which the verdict names a sampled cell that is not refuted
 # Column heads are keys of the stored tables.
@@ -92,7 +92,7 @@ def print_report(report: LabReport, console: Console) -> None:
     """Print a table for each game, the crossings and the verdict."""
     row_by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
     for game in dict.fromkeys(cell.game for cell in report.cells):
-        console.print(Text.assemble((game, "bold"), f": {GAMES[game].about}"), highlight=False, soft_wrap=True)
+        print_text(console, f"{game}: {GAMES[game].about}")
         # On a narrow screen numbers may wrap, but a name that is cut short cannot be told from another.
         columns = [Column(head, no_wrap=head == "scheme", overflow="fold") for head in _SCREEN_HEADS.values()]
         table = Table(*columns, box=None, pad_edge=False)
@@ -102,7 +102,7 @@ def print_report(report: LabReport, console: Console) -> None:
                 table.add_row(*(row[head] for head in _SCREEN_HEADS), style=style)
         console.print(table)
     for line in (*describe_crossings(report.cells), *verdict(report)):
-        console.print(line, highlight=False, soft_wrap=True)
+        print_text(console, line)
 
 
 def verdict(report: LabReport) -> list[str]:

@@ -263,6 +263,7 @@ function verdict(source, id) {
   return block(
     id("verdict"),
     SECTIONS.verdict,
+    source.headline && make("p", { class: "headline" }, source.headline),
     make(
       "dl",
       { class: "verdict" },

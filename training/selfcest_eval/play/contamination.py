@@ -22,6 +22,7 @@ from selfcest_eval.play.study import Study
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import parse_config, read_config
 from selfcest_training.families import TEST_FRACTION
+from selfcest_training.printing import print_text
 
 
 def report_contamination(paths: Sequence[Path], console: Console, trusted: Sequence[str] = ()) -> str:
@@ -50,7 +51,7 @@ def report_contamination(paths: Sequence[Path], console: Console, trusted: Seque
                 "comparison needs two; name the configs of training and of the study"
             )
         table = contamination_table(sources)  # reads the data files
-    console.print(table, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, table)
     return table
 
 

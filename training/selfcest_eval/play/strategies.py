@@ -264,6 +264,11 @@ def display_name(label: str, strategy: Strategy | type[Strategy]) -> str:
     return f"{label} (oracle)" if strategy.oracle else label
 
 
+def quote_name(name: str) -> str:
+    """Return a name in quotes if it has a comma, which would end it in a list."""
+    return f'"{name}"' if "," in name else name
+
+
 def expert_of(context: PlayContext) -> ExpertSource:
     """Return the source, which must have an expert. Raises `ConfigError` if it has none."""
     if isinstance(context.source, ExpertSource):

@@ -18,6 +18,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import Result, ResultKey, Unplayable
+from selfcest_eval.play.strategies import quote_name
 
 
 class RetryingPlayer(Player):
@@ -95,7 +96,7 @@ def describe_unplayable(results: Sequence[Result], unplayable: Sequence[Unplayab
             if num_failed:
                 accuracy += f" to {highest:.3f}, were they all wrong or all right"
             lines.append(
-                f"{name}, {at_most(budget)}, {strategy}: {num_failed} of {num_instances} not played; "
+                f"{name}, {at_most(budget)}, {quote_name(strategy)}: {num_failed} of {num_instances} not played; "
                 f"accuracy over all instances {accuracy}"
             )
     return lines

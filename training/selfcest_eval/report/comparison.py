@@ -18,6 +18,7 @@ from selfcest_eval.report.sources import Source, load_folder_config, read_study
 from selfcest_eval.report.words import describe_comparison
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.table import Curves
+from selfcest_training.printing import print_text
 
 Coordinates = tuple[str, str, str, int | None, str, int]  # family, size, strategy, budget, instance, seed
 
@@ -53,7 +54,7 @@ def compare_studies(first: Path, second: Path, console: Console, trusted: Sequen
         if other is not None:
             lines += _compare_cell(curves, other, left, right, endings)
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, line)
     return lines
 
 
@@ -97,8 +98,8 @@ def _compare_cell(
     for strategy in settings.labels:
         budgets = _budgets(left, strategy) & _budgets(right, strategy)
         if budgets:
-            first = left_source.settings.labels[strategy] + endings[0]
-            second = right_source.settings.labels[strategy] + endings[1]
+            first = left_source.settings.names[strategy] + endings[0]
+            second = right_source.settings.names[strategy] + endings[1]
             points = {
                 first: _select(left, strategy, budgets, task_ids, seeds),
                 second: _select(right, strategy, budgets, task_ids, seeds),

@@ -132,12 +132,16 @@ def _select_stage(rows: Sequence[Metrics], stage: str) -> Iterator[Metrics]:
 
 
 def _make_bins(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> list[CurveBin]:
-    """Return the bins of steps that every seed has reached. All have the same number of steps, except the last one."""
+    """Return the bins of steps that every seed has reached.
+
+    All have the same number of steps. Only the last one has more, since a shorter bin would be noisier than the others.
+    """
     steps = sorted({row["step"] for row in chain.from_iterable(rows_of_seeds)})
     width = -(-len(steps) // MAX_BINS)
+    num_bins = len(steps) // width
     bins = []
-    for start in range(0, len(steps), width):
-        part = steps[start : start + width]
+    for i in range(num_bins):
+        part = steps[i * width : (i + 1) * width if i + 1 < num_bins else None]
         inside = [[row for row in rows if part[0] <= row["step"] <= part[-1]] for rows in rows_of_seeds]
         if all(inside):
             means = tuple(float(np.mean([row[metric] for row in rows])) for rows in inside)

@@ -171,6 +171,7 @@ def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, An
         "name": source.name,
         "kind": "study" if source.run is None else "run",
         "folders": [str(folder) for folder in source.folders],
+        "headline": report.headline,
         "findings": [asdict(answer) for answer in report.answers],
         "failures": report.failures,
         "intervals": source.settings.intervals(len(source.cells[0].seeds)) if source.cells else "",

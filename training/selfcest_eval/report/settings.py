@@ -12,7 +12,7 @@ from selfcest_env.structure import format_value
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.policies import is_seeded
 from selfcest_eval.play.results import Result
-from selfcest_eval.play.strategies import STRATEGIES, display_name
+from selfcest_eval.play.strategies import STRATEGIES, display_name, quote_name
 from selfcest_eval.stats.decision_table import find_forced_triples
 from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import Curves
@@ -45,6 +45,11 @@ class AnalysisSettings:
     resamples: int
     confidence: float
     min_difference: float
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of strategies in sentences."""
+        return {name: quote_name(label) for name, label in self.labels.items()}
 
     def resampler(self, curves: Curves) -> Resampler:
         return _make_resampler(
@@ -144,7 +149,7 @@ def describe_setup(config: StudyConfig, cells: Sequence[Curves], settings: Analy
     sentences.append("Costs are means per instance whose prompt fitted.")
     if config.price is not None:
         sentences.append(f"Money is {config.price}.")
-    oracles = [name for label, name in settings.labels.items() if name != label]
+    oracles = [quote_name(name) for label, name in settings.labels.items() if name != label]
     if oracles:
         sentences.append(f"{', '.join(oracles)}: no policy, since it uses information that no player can have.")
     return " ".join([*sentences, describe_players(config)])
@@ -163,6 +168,6 @@ def describe_players(config: StudyConfig) -> str:
     for strategy in config.strategies:
         policy = config.policy_of(strategy)
         name = f"{policy.name} {dict(policy.options)}" if policy.options else policy.name
-        strategies_by_policy.setdefault(str(policy.options.get("folder") or name), []).append(strategy)
+        strategies_by_policy.setdefault(str(policy.options.get("folder") or name), []).append(quote_name(strategy))
     parts = [f"`{policy}`: {', '.join(strategies)}" for policy, strategies in strategies_by_policy.items()]
     return f"Played by {'; '.join(parts)}."

@@ -15,6 +15,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.structure import to_builtins
 from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.results import Result, read_unplayable
+from selfcest_eval.play.strategies import quote_name
 from selfcest_eval.play.unplayable import describe_unplayable, drop_unplayable
 from selfcest_eval.report.jobs import JobLog, describe_failed_warm_starts, describe_restarts, read_jobs
 from selfcest_eval.report.pathologies import Count, PathologyCounter
@@ -76,10 +77,10 @@ class Source:
 
     @property
     def short_names(self) -> dict[str, str]:
-        """The names of strategies on a page, which calls a trained variant by the name of the variant only."""
+        """The names of strategies in sentences of a page, which calls a trained variant by its name only."""
         if self.run is None:
-            return dict(self.settings.labels)
-        return {name: label.replace(AFTER_RL, "") for name, label in self.settings.labels.items()}
+            return self.settings.names
+        return {name: quote_name(label.replace(AFTER_RL, "")) for name, label in self.settings.labels.items()}
 
 
 @contextmanager

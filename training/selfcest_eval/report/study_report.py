@@ -245,7 +245,8 @@ def format_equal_costs(comparisons: Sequence[PairedComparison], settings: Analys
 
 
 def _format_pair(item: PairedComparison, settings: AnalysisSettings) -> str:
-    return f"{settings.labels[item.subject]} against {settings.labels[item.strategy]}"
+    names = settings.names
+    return f"{names[item.subject]} against {names[item.strategy]}"
 
 
 def format_comparisons(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
@@ -253,7 +254,7 @@ def format_comparisons(comparisons: Sequence[PairedComparison], settings: Analys
     blocks = []
     for item in comparisons:
         heading = f"**{item.curves.name}, {_format_pair(item, settings)}**"
-        lines = words.describe_comparison(item, settings.labels, settings.min_difference)
+        lines = words.describe_comparison(item, settings.names, settings.min_difference)
         blocks.append(f"{heading}\n\n" + "".join(f"- {line}\n" for line in lines))
     return "\n".join(blocks)
 
@@ -362,6 +363,8 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
     else:
         verdict = describe_run(source, findings, comparisons)
         variants = {name: source.before.get(name) for name in source.final}
+    if comparisons:
+        verdict = "\n".join(filter(None, [describe_headline(comparisons, settings), verdict]))
     text = format_report(source, rows.of_cells, comparisons, verdict, [*warnings, *notes])
     write_text(folder / "table.md", text)
     write_results(ReportRows(rows.of_cells, ()), settings, folder / "results.csv")
@@ -373,8 +376,6 @@ def write_report(source: Source, notes: Sequence[str], plots: Sequence[str] | No
         draw_frontiers(rows, settings.labels, settings.aside, cost, [folder / plot_name(cost)])
     lines = [f"warning: {line}" for line in warnings]
     if comparisons:
-        if settings.compared:
-            lines.append(describe_headline(comparisons, settings))
         lines.append(verdict)
     lines.append(format_overview(rows.of_families, settings, variants))
     return "\n".join(lines), text

@@ -20,6 +20,7 @@ from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.policies import SEED
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store
+from selfcest_eval.play.strategies import quote_name
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import describe_unplayable, drop_unplayable
 from selfcest_eval.report.settings import check_result_keys
@@ -199,7 +200,7 @@ def read_run_results(
     # Without a common seed the seeds of the first strategy are taken, and the others are left out.
     shared = set.intersection(*map(set, results_by_part.values())) or set(next(iter(results_by_part.values())))
     complete = {part: by_seed for part, by_seed in results_by_part.items() if shared <= by_seed.keys()}
-    missing = [part.label(config) for part in list_evaluated_policies(config) if part not in complete]
+    missing = [quote_name(part.label(config)) for part in list_evaluated_policies(config) if part not in complete]
     notes = []
     if missing or shared != set(config.seeds):
         seeds = ", ".join(map(str, sorted(shared)))

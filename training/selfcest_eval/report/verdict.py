@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from selfcest_eval.play.costs import cost_name
+from selfcest_eval.play.strategies import quote_name
 from selfcest_eval.report import words
 from selfcest_eval.report.findings import (
     Findings,
     PairedComparison,
     analyze,
     compare_best_baselines,
+    compare_cells,
     mean_regret,
     measure_accuracy_by_shift,
 )
 from selfcest_eval.report.learning import MetricCurve, compute_learning_curves
 from selfcest_eval.report.settings import AnalysisSettings, describe_sizes_of_cells
 from selfcest_eval.report.sources import Source
-from selfcest_eval.stats.frontier import Verdict
+from selfcest_eval.stats.frontier import MIN_INSTANCES, Verdict
 from selfcest_eval.stats.statistics import Estimate
 
 MOSTLY = 0.5  # the share of groups with equal returns above which RL has too few gradients
@@ -42,6 +45,13 @@ _VERDICT_LINES = {
     "behind at some cost": (Verdict.BEHIND, Verdict.BOTH),
     "undecided": (*_UNDECIDED, Verdict.NO_COST),
 }
+# Verdicts that the headline names only where there are some.
+_OTHER_VERDICTS = {
+    Verdict.BOTH: "ahead at some costs and behind at others",
+    Verdict.NO_DIFFERENCE: "not told apart",
+    Verdict.TOO_FEW: f"not judged (fewer than {MIN_INSTANCES} instances)",
+    Verdict.NO_COST: "without a common cost (no prompt fitted)",
+}
 _RUN_COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_steps")
 
 
@@ -50,7 +60,7 @@ _RUN_COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_
 
 def describe_warnings(findings: Findings, settings: AnalysisSettings) -> list[str]:
     """Return the warnings that qualify every comparison, one per line."""
-    names = settings.labels
+    names = settings.names
     # What was not learned comes first, since it can explain everything else.
     lines = [words.describe_weak_baseline(row, names) for row in findings.weak_baselines]
     lines += [words.describe_unplayed(item, names) for item in findings.unplayed]
@@ -58,17 +68,20 @@ def describe_warnings(findings: Findings, settings: AnalysisSettings) -> list[st
 
 
 def describe_headline(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
-    """Return one sentence: in how many comparisons the subjects are ahead at the first cost that is compared."""
+    """Return one sentence: how many comparisons have which verdict at the first cost that is compared.
+
+    It is empty if nothing is compared.
+    """
+    if not comparisons or not settings.compared:
+        return ""
     cost = settings.compared[0]
-    verdicts = [item.over[cost].verdict for item in comparisons]
-    subjects = dict.fromkeys(words.quote_name(settings.labels[item.subject]) for item in comparisons)
-    num_ahead = sum(verdict is Verdict.AHEAD for verdict in verdicts)
-    num_behind = sum(verdict is Verdict.BEHIND for verdict in verdicts)
-    return (
-        f"{words.join_with_and(list(subjects))} {'is' if len(subjects) == 1 else 'are'} ahead at equal "
-        f"{cost_name(cost)} in {num_ahead} of {len(verdicts)} comparisons, behind in {num_behind}, and neither in "
-        f"{len(verdicts) - num_ahead - num_behind}."
-    )
+    counts = Counter(item.over[cost].verdict for item in comparisons)
+    subjects = dict.fromkeys(settings.names[item.subject] for item in comparisons)
+    clauses = [f"ahead at equal {cost_name(cost)} in {counts[Verdict.AHEAD]} of {len(comparisons)} comparisons"]
+    clauses.append(f"behind in {counts[Verdict.BEHIND]}")
+    clauses += [f"{text} in {counts[verdict]}" for verdict, text in _OTHER_VERDICTS.items() if counts[verdict]]
+    verb = "is" if len(subjects) == 1 else "are"
+    return f"{words.join_with_and(list(subjects))} {verb} {words.join_with_and(clauses)}."
 
 
 def describe_study(comparisons: Sequence[PairedComparison], settings: AnalysisSettings) -> str:
@@ -76,8 +89,8 @@ def describe_study(comparisons: Sequence[PairedComparison], settings: AnalysisSe
 
     The last line has the ratios of the subject's costs to those of the others, where both are equally accurate.
     """
-    subjects = dict.fromkeys(words.quote_name(settings.labels[item.subject]) for item in comparisons)
-    strategies = dict.fromkeys(words.quote_name(settings.labels[item.strategy]) for item in comparisons)
+    subjects = dict.fromkeys(settings.names[item.subject] for item in comparisons)
+    strategies = dict.fromkeys(settings.names[item.strategy] for item in comparisons)
     cells = dict.fromkeys(item.curves.name for item in comparisons)
     lines = [
         f"{', '.join(subjects)} against {', '.join(strategies)}, at equal cost, on {len(cells)} cells: "
@@ -117,7 +130,7 @@ def describe_run(source: Source, findings: Findings, comparisons: Sequence[Paire
     for strategy in source.final:
         for row in (*findings.weak_baselines, *findings.unsolved_variants):
             if row.strategy == strategy:
-                unsolved.append(f"{words.quote_name(strategy)} {row.accuracy.mean:.2f} on {row.curves.name}")
+                unsolved.append(f"{quote_name(strategy)} {row.accuracy.mean:.2f} on {row.curves.name}")
     if unsolved:
         lines.insert(0, f"not learned: {'; '.join(unsolved)}")
     else:
@@ -140,7 +153,7 @@ def _describe_equal_accuracy(source: Source, comparisons: Sequence[PairedCompari
             if ratios:
                 costs.append(f"{cost_name(cost)} {words.format_ratio(float(np.mean(ratios)))}")
         where = f"on the {len(pairs)} of {len(items)} sizes on which both are as accurate"
-        names = f"{words.quote_name(subject)} over {words.quote_name(strategy)}"
+        names = f"{quote_name(subject)} over {quote_name(strategy)}"
         lines.append(f"{names}, {where}: {', '.join(costs) or 'no cost can be compared'}")
     return lines
 
@@ -170,6 +183,7 @@ class SourceReport:
     Attributes:
         source: source of the report.
         findings: findings on the source.
+        headline: the sentence of `describe_headline`.
         failures: warnings that qualify every comparison, one per line.
         answers: the five answers.
         learning_curves: all metrics of RL.
@@ -177,6 +191,7 @@ class SourceReport:
 
     source: Source
     findings: Findings
+    headline: str
     failures: Sequence[str]
     answers: Sequence[ReportAnswer]
     learning_curves: Sequence[MetricCurve]
@@ -187,6 +202,8 @@ def report_on(source: Source) -> SourceReport:
     findings = analyze(source)
     curves = compute_learning_curves(source.jobs)
     baselines = compare_best_baselines(source)
+    first_cost = replace(source.settings, compared=source.settings.compared[:1])
+    headline = describe_headline(compare_cells(source.cells, first_cost), first_cost)
     names = source.short_names
     failures = _list_failures(source, findings, names)
     shown = failures[:SHOWN_FAILURES]
@@ -202,7 +219,7 @@ def report_on(source: Source) -> SourceReport:
         ReportAnswer("What failed", failed, ("failures", "pathologies")),
         ReportAnswer("What to try next", words.join_clauses(suggestions[:2]), ("failures", "pathologies", "decisions")),
     ]
-    return SourceReport(source, findings, failures, answers, curves)
+    return SourceReport(source, findings, headline, failures, answers, curves)
 
 
 def _list_failures(source: Source, findings: Findings, names: Mapping[str, str]) -> list[str]:
@@ -233,7 +250,7 @@ def _describe_learning(
         if curve.metric != "return":
             continue
         ends = f"{curve.first.mean:.2f} to {curve.last.mean:.2f}"
-        lines.append(f"the return of {curve.variant} in training went from {ends}")
+        lines.append(f"the return of {quote_name(curve.variant)} in training went from {ends}")
     return words.join_clauses(lines) or "Nothing has been evaluated yet."
 
 
@@ -297,7 +314,7 @@ def _suggest(
         policies = words.join_with_and(list(unsolved))
         yield f"before comparing, give {policies} {means}, until the smallest size is solved"
     pathologies = {pathology.name: pathology for pathology in findings.pathologies}
-    owners = {name: names.get(pathology.owner, pathology.owner) for name, pathology in pathologies.items()}
+    owners = {name: names.get(pathology.owner, quote_name(pathology.owner)) for name, pathology in pathologies.items()}
     if "never delegates" in pathologies:
         yield (
             f"{owners['never delegates']} never delegates: show both ways half and half in the warm start, or lower "

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from selfcest_eval.play.costs import at_most, cost_name
+from selfcest_eval.play.strategies import quote_name
 from selfcest_eval.report.findings import (
     SOLVED,
     CheapFailure,
@@ -79,7 +80,7 @@ def describe_failing_cells(failures: Sequence[CheapFailure], names: Mapping[str,
 
 
 def describe_pathology(pathology: CommonPathology, names: Mapping[str, str]) -> str:
-    owner = names.get(pathology.owner, pathology.owner)
+    owner = names.get(pathology.owner, quote_name(pathology.owner))
     return f"{owner}: {pathology.name}, {pathology.count.found} of {pathology.count.possible}"
 
 
@@ -269,11 +270,6 @@ def explain_incomparable(pair: PointComparison, min_difference: float) -> str:
 
 
 # Grammar
-
-
-def quote_name(name: str) -> str:
-    """Return a name in quotes if it has a comma, which would end it in a list."""
-    return f'"{name}"' if "," in name else name
 
 
 def join_with_and(words: Sequence[str]) -> str:

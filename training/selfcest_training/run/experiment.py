@@ -38,6 +38,7 @@ from selfcest_training.faults import ENDING_SIGNALS, LOG, describe_first_end, lo
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import lock_folder
 from selfcest_training.planning.memory import check_device
+from selfcest_training.printing import print_text
 from selfcest_training.run.checkpoint import WARM_START, find_newest_checkpoint, list_checkpoints, read_manifest
 from selfcest_training.run.display import UPDATE_SECONDS, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
@@ -131,8 +132,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
         stopped.signal_number = number
         raise stopped from error
     except KeyboardInterrupt:
-        line = f"interrupted by {signal_name(signal.SIGINT)}; {describe_resume(config)}"
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, f"interrupted by {signal_name(signal.SIGINT)}; {describe_resume(config)}")
         raise
 
 
