@@ -258,9 +258,7 @@ def test_a_bin_that_a_seed_has_not_reached_is_left_out() -> None:
     assert len(long.bins) == 60
     assert (long.bins[0].step, long.bins[0].seeds) == (1.5, (1.5,)), "four steps a bin"
     assert math.isnan(long.bins[0].estimate.low), "one seed has no interval"
-    [odd] = [
-        one for one in compute_learning_curves([job(0, [float(i) for i in range(61)])]) if one.metric == "return"
-    ]
+    [odd] = [one for one in compute_learning_curves([job(0, [float(i) for i in range(61)])]) if one.metric == "return"]
     assert [b.step for b in odd.bins] == [*np.arange(0.5, 57, 2), 59.0], "29 bins of two steps and one of three"
 
 

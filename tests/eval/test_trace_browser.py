@@ -50,14 +50,20 @@ def file(records: list[EpisodeRecord], tmp_path_factory: pytest.TempPathFactory)
     return out
 
 
+def search(page: Any, words: str) -> None:
+    page.tab.fill("#find", words)
+    page.tab.press("#find", "Enter")  # without it the page waits for a pause
+
+
 def test_somebody_finds_an_episode_and_reads_what_a_clone_wrote(browser: Any, file: Path, deep: EpisodeRecord) -> None:
     with opened(browser, file) as page:
         tab = page.tab
-        tab.fill("#find", deep.episode_id)
+        search(page, deep.episode_id)
         assert page.text("#found").startswith("1 of 12 episodes")
         tab.locator('#list [role="option"]').click()
         page.shows("#episode-name", deep.episode_id)
-        assert tab.locator('#tree [role="treeitem"]').count() == len(deep.agents)
+        nodes = tab.locator('#tree [role="treeitem"]').evaluate_all("all => all.map(node => node.dataset.agent)")
+        assert nodes == [str(agent.agent_id) for agent in deep.agents], "a screen reader needs the order of the tree"
         tab.locator('#tree [data-agent="root.0"]').click()
         clone = deep.agents[1]
         page.shows("#agent-name", "root.0")
@@ -109,7 +115,7 @@ def test_filters_leave_what_they_say(browser: Any, file: Path, records: list[Epi
         assert serious(tab) == []
         turn = next(turn for key, turn in factual[5].turns() if key.agent_id != ROOT)
         said = turn.generation.text.splitlines()[0]  # a search field holds one line
-        tab.fill("#find", said)
+        search(page, said)
         assert found() == 0
         tab.check("#in-turns")
         written = [r for r in factual if any(said in t.generation.text for _, t in r.turns()) or said in blocks(r)]
@@ -184,7 +190,7 @@ def test_a_search_marks_hits_in_any_text(browser: Any, tmp_path: Path) -> None:
     with opened(browser, file) as page:
         page.tab.check("#in-turns")
         for wanted, marked, number in (("(end", "(End", 1), ("İİİİİİİİİA", "İİİİİİİİİa", 1), ("A", "a", 10_000)):
-            page.tab.fill("#find", wanted)
+            search(page, wanted)
             assert page.text("#found").startswith("1 of 1 episode")
             hits = page.tab.evaluate("[...CSS.highlights.get('wanted')].map(String)")
             assert (hits[0], len(hits)) == (marked, number)
@@ -196,11 +202,11 @@ def test_a_search_opens_the_folds_with_hits_only(browser: Any, file: Path, deep:
         folds = page.tab.locator("#turns details")
         assert folds.count() == 1, "the prompt of the system"
         word = folds.locator(".text").text_content().split()[-1]
-        page.tab.fill("#find", "no such words")
+        search(page, "no such words")
         assert folds.first.get_attribute("open") is None
-        page.tab.fill("#find", word)
+        search(page, word)
         assert folds.first.get_attribute("open") is not None
-        page.tab.fill("#find", "")
+        search(page, "")
         assert folds.first.get_attribute("open") is None
 
 
@@ -253,7 +259,9 @@ def test_the_keyboard_alone_will_do(browser: Any, file: Path, deep: EpisodeRecor
             keys.press(key)
             page.focuses(place)
         keys.press("n")
-        page.tab.wait_for_url(f"**/{min(1, len(deep.agents[-1].turns) - 1)}")
+        last, num_turns = deep.agents[-1].agent_id, len(deep.agents[-1].turns)
+        page.tab.wait_for_url(f"**/{min(1, num_turns - 1)}")
+        page.shows("#announced", f"{deep.episode_id}, {last}, turn {min(1, num_turns - 1)} of {num_turns}")
 
 
 @pytest.mark.slow
@@ -363,6 +371,79 @@ def test_credit_by_token_colours_tokens_and_exclusion_says_why(
 
 
 @pytest.mark.slow
+def test_tokens_are_coloured_by_log_prob_or_by_the_advantage_of_their_turn(browser: Any, tmp_path: Path) -> None:
+    policy = ScriptedPolicy(Saying("Answer: 7"))
+    (record,) = rollout([RolloutRequest("e", Task("t", "Q?", "7", "test"), 0)], policy, RULES)
+    texts = ["Ans", "wer: ", "7"]
+    (turn,) = record.root.turns
+    generation = replace(turn.generation, token_ids=(0, 1, 2), behavior_logprobs=(-0.001, -0.5, -9.0))
+    record = replace(record, agents=(replace(record.root, turns=(replace(turn, generation=generation),)),))
+    renderer = Renderer(RULES, lambda ids: "".join(texts[i] for i in ids))
+    scheme = SchemeCredit("mine", "a rule", [[Credit({key: -2.0 for key, _ in record.turns()})]])
+    (tmp_path / "p.html").write_text(
+        make_viewer_page("T", [EpisodeView(record)], [renderer], [scheme]).render(), encoding="utf-8"
+    )
+    with opened(browser, tmp_path / "p.html") as page:
+        tokens = page.tab.locator(".token")
+        assert page.tab.input_value("#colouring") == "nothing"
+        assert tokens.count() == 0
+
+        def colours(choice: str) -> list[str]:
+            page.tab.select_option("#colouring", choice)
+            assert tokens.all_text_contents() == texts
+            return list(tokens.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)"))
+
+        assert len(set(colours("log-prob"))) == 3
+        assert len(set(colours("mine"))) == 1
+        assert tokens.nth(1).get_attribute("title") == "log-prob −0.5, probability 0.607\nmine −2"
+        assert serious(page.tab) == []
+
+
+@pytest.mark.slow
+def test_another_episode_of_the_instance_is_shown_beside(
+    browser: Any, file: Path, records: list[EpisodeRecord], deep: EpisodeRecord
+) -> None:
+    others = [r for r in records if r.task == deep.task and "/" not in r.episode_id and r is not deep]
+    with opened(browser, file, f"#{deep.episode_id}/root.0/0") as page:
+        rows = page.tab.locator("#beside tbody tr")
+        assert [row.split()[0] for row in rows.all_inner_texts()] == [deep.episode_id, *(r.episode_id for r in others)]
+        assert page.tab.locator(".pair").count() == 0
+        rows.nth(1).get_by_text("open").click()
+        columns = page.tab.locator(".pair > section")
+        for column, record in zip(columns.all(), (deep, others[0]), strict=True):
+            written = column.locator(".generated").all_text_contents()
+            assert written == [turn.generation.text for agent in record.agents for turn in agent.turns]
+        address = f"#{deep.episode_id}/root.0/0/{others[0].episode_id}"
+        assert page.tab.evaluate("location.hash") == address
+        page.tab.keyboard.press("n")
+        assert page.tab.evaluate("location.hash").endswith(f"/{others[0].episode_id}"), "it stays"
+        assert serious(page.tab) == []
+        page.tab.evaluate(f"location.hash = '{deep.episode_id}/root/0/gone'")
+        page.shows("#missing", "There is no episode gone here to show beside this one.")
+        assert page.tab.locator(".pair").count() == 0
+
+
+@pytest.mark.slow
+def test_the_frame_of_a_notebook_has_links_and_cannot_reach_the_notebook(
+    browser: Any, deep: EpisodeRecord, tmp_path: Path
+) -> None:
+    notebook = tmp_path / "notebook.html"
+    shown = make_viewer_page("T", [EpisodeView(deep)], [Renderer(RULES)], ())
+    notebook.write_text(f"<!doctype html><body>{shown._repr_html_()}</body>", encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto(notebook.as_uri())
+    frame = tab.frames[1]
+    frame.locator("#turns a.chip").first.click()
+    frame.locator("#agent-name:has-text('root.0')").wait_for()
+    frame.evaluate("location.hash = '#gone/root/0'")
+    frame.locator("#missing:has-text('no episode gone')").wait_for()
+    assert frame.evaluate("location.hash") == f"#{deep.episode_id}/root/0"
+    assert frame.evaluate("(() => { try { return parent.document.title } catch { return 'blocked' } })()") == "blocked"
+    assert tab.url == notebook.as_uri()
+    tab.close()
+
+
+@pytest.mark.slow
 def test_harmful_texts_are_shown_and_run_nothing(browser: Any, tmp_path: Path) -> None:
     record = harmful()
     for name, renderers in (("exact", [Renderer(RULES)]), ("by_record", [])):
@@ -383,7 +464,7 @@ def test_harmful_texts_are_shown_and_run_nothing(browser: Any, tmp_path: Path) -
             for agent in record.agents:
                 tab.locator(f'[data-agent="{agent.agent_id}"]').click()
                 assert "<script>window.harmed=1</script>" in page.text("#turns")
-            tab.fill("#find", "onerror")
+            search(page, "onerror")
             assert page.text("#found").startswith("2 of 2 episodes")
             hrefs = tab.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
             assert all(href.startswith("#") for href in hrefs)
@@ -462,7 +543,7 @@ def test_the_pages_of_a_real_run_open(browser: Any, tmp_path: Path) -> None:
         page.shows("#episode-name", "s0.g0.e0")
         assert page.tab.locator("#ledger svg").count() > 0, "its rules are known"
         page.tab.select_option("#clones", "some")
-        page.tab.fill("#find", replayed)
+        search(page, replayed)
         page.tab.locator(f'#list [role="option"]:has-text("{replayed},")').click()
         page.shows("#episode-name", replayed)
         page.tab.locator('#tree [data-agent="root.0"]').click()

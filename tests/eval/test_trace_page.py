@@ -228,7 +228,7 @@ def test_a_notebook_shows_views_and_pages(records: list[EpisodeRecord]) -> None:
     shown = make_viewer_page(f'"{EVIL}', [evil], (), ())
     # The frame is the only element, and its document is the page.
     assert Elements(shown._repr_html_()).found == [
-        ("iframe", {"srcdoc": shown.render(), "width": "100%", "height": "800"})
+        ("iframe", {"sandbox": "allow-scripts", "srcdoc": shown.render(), "width": "100%", "height": "800"})
     ]
     assert "✓ right" in EpisodeView(records[0], right=True)._repr_html_()
 

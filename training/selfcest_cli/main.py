@@ -97,7 +97,7 @@ _CONFIG = Annotated[
 _OVERRIDES = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Config keys with new values, as in variants.deciding.rl.steps=10 \"seeds=[0,1]\" name=mine.",
+        help='Config keys with new values, as in variants.deciding.rl.steps=10 "seeds=[0,1]" name=mine.',
         show_default=False,
     ),
 ]
@@ -173,7 +173,7 @@ def plan(
             print_rehearsal(run_config, Terminal())
 
 
-@app.command(epilog="Example: selfcest train \"seeds=[0,1]\" name=mine")
+@app.command(epilog='Example: selfcest train "seeds=[0,1]" name=mine')
 def train(
     config: _CONFIG = None,
     overrides: _OVERRIDES = None,
@@ -232,7 +232,7 @@ def evaluate(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Config keys with new values, as in episodes=20 \"budgets=[120,480]\" name=mine.", show_default=False
+            help='Config keys with new values, as in episodes=20 "budgets=[120,480]" name=mine.', show_default=False
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Play only the results that the study lacks.")] = False,

@@ -365,9 +365,11 @@ def renderers_of(file: Path) -> list[Renderer]:
 
 
 def _find_run_config(file: Path) -> Path | None:
-    """Return RUN/config.yaml for a file RUN/VARIANT/seedN/FILE or RUN/FILE, if there is such a config."""
+    """Return RUN/config.yaml for RUN/FILE, RUN/VARIANT/seedN/FILE or RUN/VARIANT/seedN/FOLDER/FILE, if there is one."""
     path = file.absolute()
     folder = path if path.is_dir() else path.parent
+    if re.fullmatch(r"seed\d+", folder.parent.name):  # of an evaluation
+        folder = folder.parent
     in_job = re.fullmatch(r"seed\d+", folder.name) is not None
     config = (folder.parents[1] if in_job else folder) / "config.yaml"
     return config if config.is_file() else None

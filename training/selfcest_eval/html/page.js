@@ -84,6 +84,17 @@ function decoded(part) {
   }
 }
 
+// In the frame of a notebook, a link to a place of this page would lead to the page around it.
+const isInNotebook = location.protocol === "about:";
+if (isInNotebook) {
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (!link || event.defaultPrevented) return;
+    event.preventDefault();
+    location.hash = link.getAttribute("href");
+  });
+}
+
 // A reader cannot open details on paper, so they are opened before printing.
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;

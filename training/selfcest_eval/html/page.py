@@ -49,7 +49,8 @@ class Page:
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, for a notebook."""
-        return f'<iframe srcdoc="{escape(self.render())}" width="100%" height="800"></iframe>'
+        # Scripts of the page run, but cannot reach the notebook around it.
+        return f'<iframe sandbox="allow-scripts" srcdoc="{escape(self.render())}" width="100%" height="800"></iframe>'
 
     def render(self) -> str:
         """Return the page as HTML."""

@@ -92,9 +92,9 @@ function ticks(low, high, wanted = 5) {
   const rough = (high - low) / wanted || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * ([1, 2, 5, 10].find((factor) => power * factor >= rough * 0.999) ?? 10);
-  const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : at);
-  return found;
+  const places = [];
+  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) places.push(Math.abs(at) < step * 1e-6 ? 0 : at);
+  return places;
 }
 
 /** The range of the values with some room. Ends of intervals widen it by at most half of its width on each side. */
@@ -191,8 +191,8 @@ addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
 addEventListener("scroll", hideTip, { passive: true });
 
 /** Add a line to a chart that follows the pointer and shows every value at its position. */
-function withCursor(made, lines, unit) {
-  const { svg, px, width, left, right, top, height, bottom } = made;
+function withCursor(drawn, lines, unit) {
+  const { svg, px, width, left, right, top, height, bottom } = drawn;
   const cross = draw("line", { class: "cross", y1: top, y2: height - bottom, visibility: "hidden" });
   svg.append(cross);
   const xs = [...new Set(lines.flatMap((line) => line.points.map((p) => p.x)))].sort((a, b) => a - b);
@@ -204,8 +204,8 @@ function withCursor(made, lines, unit) {
     cross.setAttribute("x1", px(near));
     cross.setAttribute("x2", px(near));
     cross.setAttribute("visibility", "visible");
-    const said = lines.flatMap((line) => line.points.filter((p) => p.x === near).map((p) => `${line.name}: ${formatEstimate([p.y, p.low, p.high])}`));
-    showTip([`${unit} ${measure(near)}`, ...said].join("\n"), event.clientX, box.top);
+    const values = lines.flatMap((line) => line.points.filter((p) => p.x === near).map((p) => `${line.name}: ${formatEstimate([p.y, p.low, p.high])}`));
+    showTip([`${unit} ${measure(near)}`, ...values].join("\n"), event.clientX, box.top);
   });
   svg.addEventListener("pointerleave", () => {
     cross.setAttribute("visibility", "hidden");
@@ -368,7 +368,7 @@ function frontier(source, id, look) {
           })
           .sort((a, b) => (bySize ? 0 : a.x - b.x)),
       }));
-    const made = chart({
+    const drawn = chart({
       lines,
       label: `Accuracy against ${cost.title} on ${chosen.family}. The table beside it has every number.`,
       x: `${cost.title}, mean per instance`,
@@ -379,7 +379,7 @@ function frontier(source, id, look) {
       legendPlace.replaceChildren(legend(names, look, hidden, show));
     }
     place.replaceChildren(
-      make("div", {}, made.svg),
+      make("div", {}, drawn.svg),
       table(
         bySize ? `${chosen.family}: a point a size` : `${chosen.family}: a point a budget`,
         [name("strategy"), name(bySize ? "size" : "budget"), number("accuracy"), number(cost.title)],
@@ -433,8 +433,8 @@ function decisions(source, id, look) {
           })),
       }));
     const view = (key, what, span) => {
-      const made = chart({ lines: lines(key, what), label: `${what} by size on ${family}; numbers are in the table below`, xs: sizes, x: "size of the task", y: { name: what, range: span }, width: 520, height: 290 });
-      return make("div", {}, made.svg);
+      const drawn = chart({ lines: lines(key, what), label: `${what} by size on ${family}; numbers are in the table below`, xs: sizes, x: "size of the task", y: { name: what, range: span }, width: 520, height: 290 });
+      return make("div", {}, drawn.svg);
     };
     const highest = Math.max(...here.map((row) => row.clones?.[2] ?? row.clones?.[0] ?? 0));
     return [
@@ -507,8 +507,8 @@ function learning(source, id, look) {
         };
       });
     const ends = lines.filter((line) => line.points.length).map((line) => `${line.name} from ${measure(line.points[0].y)} to ${measure(line.points.at(-1).y)}`);
-    const made = chart({ lines, label: `${title}: ${ends.join("; ")}`, width: 320, height: 190, small: true });
-    return make("div", { class: "panel" }, make("p", {}, title), withCursor(made, lines, axis === "step" ? "step" : "sampled tokens"));
+    const drawn = chart({ lines, label: `${title}: ${ends.join("; ")}`, width: 320, height: 190, small: true });
+    return make("div", { class: "panel" }, make("p", {}, title), withCursor(drawn, lines, axis === "step" ? "step" : "sampled tokens"));
   }
 
   /** The value of a metric that is the same in every bin, variant and seed, else null. It is written and not drawn. */
@@ -591,11 +591,11 @@ function costAndOrigin(source, id) {
   const hours = (seconds) => (seconds >= 3600 ? `${measure(seconds / 3600)} h` : seconds >= 60 ? `${measure(seconds / 60)} min` : `${measure(seconds)} s`);
   const last = source.sessions.at(-1);
   const gpu = source.gpu_seconds == null ? "not known" : source.gpu_seconds ? hours(source.gpu_seconds) : "none";
-  const said = [source.jobs.length ? `Training took ${hours(total)} of CPU time` : null, `GPU time held: ${gpu}`].filter(Boolean);
+  const sentences = [source.jobs.length ? `Training took ${hours(total)} of CPU time` : null, `GPU time held: ${gpu}`].filter(Boolean);
   return block(
     id("cost"),
     SECTIONS.cost,
-    make("p", { class: "small" }, `${said.join(". ")}.`),
+    make("p", { class: "small" }, `${sentences.join(". ")}.`),
     source.jobs.length
       ? table(
           "Compute of every job: sampled + scored for credit + 3 × trained tokens",

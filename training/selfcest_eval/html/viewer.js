@@ -1,5 +1,6 @@
 // The page of `selfcest trace --html`: a list of episodes, and the tree, texts, times, accounts and credit of the chosen one.
-// The address holds the shown place as #episode/agent/turn. Every change of the place is a change of the address.
+// The address holds the shown place as #episode/agent/turn, and a second episode beside it as #episode/agent/turn/episode.
+// Every change of the place is a change of the address.
 
 const index = read("index");
 const schemes = read("schemes");
@@ -16,11 +17,15 @@ function text(number) {
   return { words, own: Boolean(own) };
 }
 
-/** The shown place: the address, the number and the values of the episode, the id of the agent, the index of the turn. */
-const shown = { place: null, number: null, episode: null, agent: null, turn: null };
+/**
+ * The shown place: the address, the number and the values of the episode, the id of the agent, the index of the turn, and
+ * the number of the episode beside it.
+ */
+const shown = { place: null, number: null, episode: null, agent: null, turn: null, beside: null };
 
-const address = (name, agent = "root", turn = 0) => `#${[name, agent, turn].map(encodeURIComponent).join("/")}`;
-const here = (agent, turn = 0) => address(index.name[shown.number], agent, turn);
+const address = (name, agent = "root", turn = 0, beside = null) =>
+  `#${[name, agent, turn, ...(beside == null ? [] : [beside])].map(encodeURIComponent).join("/")}`;
+const here = (agent, turn = 0) => address(index.name[shown.number], agent, turn, index.name[shown.beside]);
 /** Change the address and show its place at once, so that the next key starts there. The event then changes nothing. */
 const go = (place) => {
   location.hash = place;
@@ -86,17 +91,33 @@ function startFilters() {
   choices($("return"), Object.keys(RETURNS));
   choices($("order"), Object.keys(ORDERS));
   if (index.of.every((of) => of == null)) $("with-replays").closest("label").hidden = true;
-  $("filters").addEventListener("input", filter);
+  let waiting; // a search begins when the reader pauses
+  const filterNow = () => {
+    clearTimeout(waiting);
+    filter();
+  };
+  $("filters").addEventListener("input", (event) => {
+    clearTimeout(waiting);
+    if (event.target === $("find")) waiting = setTimeout(filter, SEARCH_PAUSE);
+    else filter();
+  });
+  $("find").addEventListener("change", filterNow); // Enter, or the focus leaves
   $("filters").addEventListener("submit", (event) => event.preventDefault());
 }
 
-let questions = null; // in lower case, filled at the first search
-let written = null; // of every text in lower case, filled at the first search in turns
+const SEARCH_PAUSE = 150; // milliseconds
+const inLowerCase = []; // by number of a text, filled when it is first searched
 const textsOf = []; // by episode, the agent, the turn and the number of every text, filled at the first search in turns
+// The last query, and whether each text that was searched for it has its words.
+const query = { words: "", hits: [] };
 
-/** The first place of an episode where a text has the wanted words, as [agent, turn], or undefined. */
-function placeOf(i, wanted) {
-  written ??= stored.texts.map((line) => JSON.parse(line)[0].toLowerCase());
+function hasWords(number) {
+  inLowerCase[number] ??= text(number).words.toLowerCase();
+  return (query.hits[number] ??= inLowerCase[number].includes(query.words));
+}
+
+/** The first place of an episode where a text has the words of the query, as [agent, turn], or undefined. */
+function placeOf(i) {
   textsOf[i] ??= JSON.parse(stored.episodes[i]).agents.flatMap((agent) => {
     const read = (block) => (block ?? []).flatMap(([, ...parts]) => parts);
     const of = (turn, numbers) => numbers.map((number) => [agent.id, turn, number]);
@@ -105,7 +126,7 @@ function placeOf(i, wanted) {
       ...of(Math.max(0, agent.turns.length - 1), read(agent.after)),
     ];
   });
-  return textsOf[i].find(([, , number]) => written[number].includes(wanted));
+  return textsOf[i].find(([, , number]) => hasWords(number));
 }
 
 function filter() {
@@ -115,7 +136,7 @@ function filter() {
   const trouble = $("trouble").value;
   const [clones, returns] = [CLONES[$("clones").value], RETURNS[$("return").value]];
   const most = $("tokens").value === "" ? Infinity : Number($("tokens").value);
-  if (wanted) questions ??= index.prompt.map((number) => text(number).words.toLowerCase());
+  if (wanted !== query.words) Object.assign(query, { words: wanted, hits: [] });
   const rows = [];
   listed.places = new Map();
   for (let i = 0; i < size; i++) {
@@ -123,9 +144,9 @@ function filter() {
     if (columns.some(([column, value]) => String(column[i]) !== value)) continue;
     if (trouble !== "any" && !index.troubles[i].includes(trouble)) continue;
     if (!clones(index.clones[i]) || !returns(index.return[i]) || index.tokens[i] > most) continue;
-    const fields = wanted && [index.name[i].toLowerCase(), questions[i], index.played_as[i].toLowerCase()];
-    if (wanted && !fields.some((field) => field.includes(wanted))) {
-      const place = inTurns ? placeOf(i, wanted) : undefined;
+    const isNamed = (field) => field[i].toLowerCase().includes(wanted);
+    if (wanted && !isNamed(index.name) && !isNamed(index.played_as) && !hasWords(index.prompt[i])) {
+      const place = inTurns ? placeOf(i) : undefined;
       if (!place) continue;
       listed.places.set(i, place);
     }
@@ -307,13 +328,15 @@ function reveal() {
 function show() {
   if (shown.place === location.hash) return;
   shown.place = location.hash;
-  const [name, agentId, turn] = location.hash.slice(1).split("/").map(decoded);
+  const [name, agentId, turn, besideName] = location.hash.slice(1).split("/").map(decoded);
   const number = numberOf.get(name) ?? listed.rows.find((entry) => !Array.isArray(entry)) ?? 0;
   const isNew = number !== shown.number;
+  const beside = numberOf.get(besideName) ?? null;
+  const isBesideNew = isNew || beside !== shown.beside;
+  shown.beside = beside;
   if (isNew) {
     shown.number = number;
-    shown.episode = JSON.parse(stored.episodes[number]);
-    connect(shown.episode);
+    shown.episode = parseEpisode(number);
     shown.agent = null;
     shown.event = null;
     listed.at = listed.rows.indexOf(number);
@@ -326,40 +349,57 @@ function show() {
   const turned = shown.agent !== agent.id;
   shown.agent = agent.id;
   shown.turn = Math.min(last, Math.max(0, Math.trunc(Number(turn)) || 0));
-  correctAddress(name, agentId, turn);
+  correctAddress(name, agentId, turn, besideName);
+  if (isBesideNew) drawBeside();
   if (turned) {
     showAgent();
     if (isNew || shown.episode.agents.length > MOST_ROWS) drawCredit();
   }
   markTurn(turned);
+  if (shown.moved) announcePlace();
   shown.moved = true;
   drawTree();
   drawTimeline();
   drawLedger();
 }
 
+/** Tell a screen reader the new place, unless the focus is in the list or the tree, which tell it. */
+function announcePlace() {
+  if ([list, $("tree")].some((box) => box.contains(document.activeElement))) return;
+  const { turns } = agentOf(shown.agent);
+  const turn = turns.length ? `, turn ${shown.turn} of ${count(turns.length)}` : "";
+  $("announced").textContent = `${index.name[shown.number]}, ${shown.agent}${turn}`;
+}
+
 /** Say which part of the address does not exist, and change the address to the place that is shown. */
-function correctAddress(name, agentId, turn) {
+function correctAddress(name, agentId, turn, besideName) {
   const [episode, agent] = [index.name[shown.number], shown.agent];
   const missing = [
     name && name !== episode && `no episode ${name} here; this is ${episode}`,
     agentId && agentId !== agent && `no agent ${agentId} in this episode; this is ${agent}`,
     turn && turn !== String(shown.turn) && `no turn ${turn} of ${agent}; this is turn ${shown.turn}`,
+    besideName && shown.beside == null && `no episode ${besideName} here to show beside this one`,
   ].find(Boolean);
   $("missing").textContent = missing ? `There is ${missing}.` : "";
   if (!missing) return;
-  history.replaceState(null, "", here(agent, shown.turn));
+  const place = here(agent, shown.turn);
+  // The frame of a notebook has no address that could be replaced.
+  if (isInNotebook) location.hash = place;
+  else history.replaceState(null, "", place);
   shown.place = location.hash;
 }
 
-/** Give every agent its parent, its clones and its depth. Agents are in tree order. */
-function connect(episode) {
+/** An episode whose agents have their parents, clones, numbers and depths. Agents are in tree order. */
+function parseEpisode(number) {
+  const episode = JSON.parse(stored.episodes[number]);
   episode.byId = new Map(episode.agents.map((agent) => [agent.id, agent]));
-  for (const agent of episode.agents) {
+  for (const [number, agent] of episode.agents.entries()) {
+    agent.number = number;
     agent.clones = agent.turns.flatMap((turn) => turn.children ?? []).map((id) => episode.byId.get(id));
     agent.clones.forEach((clone, place) => Object.assign(clone, { parent: agent, place }));
     agent.depth = agent.parent ? agent.parent.depth + 1 : 0;
   }
+  return episode;
 }
 
 const agentOf = (id) => shown.episode.byId.get(id);
@@ -368,7 +408,7 @@ const shortName = (id) => (id === "root" ? "root" : id.slice(4));
 /** The agents above an agent, the nearest first. */
 function ancestorsOf(agent) {
   const above = [];
-  for (let one = agent.parent; one; one = one.parent) above.push(one);
+  for (let { parent } = agent; parent; { parent } = parent) above.push(parent);
   return above;
 }
 
@@ -387,8 +427,8 @@ const outcomeMark = (outcome) =>
 function facts(pairs) {
   return pairs
     .filter(([, value]) => value != null && value !== "")
-    .map(([name, value, said]) =>
-      make("div", {}, make("dt", {}, name), make("dd", { class: said && "text" }, value)),
+    .map(([name, value, kind]) =>
+      make("div", {}, make("dt", {}, name), make("dd", { class: kind }, value)),
     );
 }
 

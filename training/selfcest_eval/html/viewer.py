@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from selfcest_env.errors import RecordError
@@ -78,7 +79,7 @@ class SchemeCredit:
 
 COLUMNS = (
     "name", "outcome", "family", "size", "clones", "tokens", "critical", "return", "prompt", "of", "played_as", "job",
-    "step", "group", "troubles",
+    "step", "group", "troubles", "task",
 )  # fmt: skip
 # The id of an episode of a training run: its step, its group and its number in the group.
 _EPISODE_ID = re.compile(r"s(\d+)\.(.+)\.e\d+")
@@ -114,15 +115,35 @@ def make_viewer_page(
         title,
         read_asset("viewer.html"),
         styles=("viewer.css",),
-        scripts=("viewer.js", "viewer_tree.js", "viewer_numbers.js", "viewer_texts.js", "viewer_start.js"),
+        scripts=(
+            "viewer.js",
+            "viewer_tree.js",
+            "viewer_numbers.js",
+            "viewer_texts.js",
+            "viewer_beside.js",
+            "viewer_start.js",
+        ),
         data={
             "index": columns,
-            "schemes": [{"name": scheme.name, "formula": scheme.formula} for scheme in schemes],
+            "schemes": [
+                {"name": scheme.name, "formula": scheme.formula, "by_token": _has_token_credit(scheme)}
+                for scheme in schemes
+            ],
+            "has_logprobs": any(_has_logprobs(view.record) for view in shown),
             "left_out": list(left_out),
             "limits": list(builder.limits),
         },
         lines={"episodes": episodes, "tasks": list(builder.tasks), "texts": list(builder.texts)},
     )
+
+
+def _has_token_credit(scheme: SchemeCredit) -> bool:
+    credits = chain.from_iterable(scheme.credits)
+    return any(isinstance(value, tuple) for credit in credits for value in credit.advantage.values())
+
+
+def _has_logprobs(record: EpisodeRecord) -> bool:
+    return any(turn.generation.behavior_logprobs for _, turn in record.turns())
 
 
 def _make_unique_names(shown: Sequence[EpisodeView]) -> list[str]:
@@ -184,6 +205,7 @@ class PageBuilder:
                     advantages |= {(file, key): _round_numbers(value) for key, value in credit.advantage.items()}
                     advantages |= {(file, key): "excluded" for key in credit.excluded}
                     weights |= {(file, key): value for key, value in credit.weight.items()}
+        self._token_texts: dict[tuple[int, int], str] = {}  # by the renderer's identity and the token's id
         self._replays: dict[int, list[int]] = {}
         for (file, name), number in self.numbers.items():
             original = self._find_original(file, name)
@@ -219,6 +241,7 @@ class PageBuilder:
             view.job,
             *_find_group(view),
             _list_troubles(record),
+            self._add_task(record),
         )
 
     def make_episode(self, number: int, view: EpisodeView) -> dict[str, Any]:
@@ -278,7 +301,6 @@ class PageBuilder:
         generation = turn.generation
         key = (view.file, TurnKey(view.record.episode_id, agent_id, index))
         credit = [advantages.get(key) for advantages in self._advantages]
-        has_token_credit = any(isinstance(advantage, list) for advantage in credit)
         rewards = []
         for name, values_by_agent in view.record.by_turn.items():
             if agent_id in values_by_agent and values_by_agent[agent_id][index]:
@@ -291,7 +313,9 @@ class PageBuilder:
             "critical": int(place in replayed.timeline.critical),
             "adds": rewards,
             "weight": {str(i): weights[key] for i, weights in enumerate(self._weights) if key in weights},
-            "pieces": _decode_tokens(turn, replayed.renderer) if has_token_credit else None,
+            "tokens": self._measure_tokens(turn, replayed.renderer),
+            # A log-prob above -0.005 is 0.
+            "logprobs": [round(value, 2) or 0 for value in generation.behavior_logprobs],
             "credit": credit,
         }
         return {
@@ -307,6 +331,23 @@ class PageBuilder:
             "temperature": generation.temperature,
             **{name: value for name, value in optional.items() if value},
         }
+
+    def _measure_tokens(self, turn: Turn, renderer: Renderer | None) -> list[int] | None:
+        """Return the length of each token's text, in the units of a script's strings.
+
+        `None`: the tokenizer is unknown, or the texts of the tokens do not add up to the turn's text.
+        """
+        if renderer is None or renderer.decode is None:
+            return None
+        texts = []
+        for token in turn.generation.token_ids:
+            key = (id(renderer), token)
+            if key not in self._token_texts:
+                self._token_texts[key] = renderer.decode((token,))
+            texts.append(self._token_texts[key])
+        if "".join(texts) != turn.generation.text:
+            return None
+        return [len(text.encode("utf-16-le", "surrogatepass")) // 2 for text in texts]
 
     def _make_block(self, block: Iterable[Message]) -> list[Any]:
         messages = []
@@ -358,14 +399,6 @@ def _list_troubles(record: EpisodeRecord) -> list[str]:
             faults = [turn.facts.fault, *turn.facts.refused.values()]
             troubles |= {str(fault): None for fault in faults if fault is not None}
     return list(troubles)
-
-
-def _decode_tokens(turn: Turn, renderer: Renderer | None) -> list[str] | None:
-    """Return the text of each token; `None`: the tokenizer is unknown, or they do not add up to the turn's text."""
-    if renderer is None or renderer.decode is None:
-        return None
-    texts = [renderer.decode((token,)) for token in turn.generation.token_ids]
-    return texts if "".join(texts) == turn.generation.text else None
 
 
 def _round_numbers(value: float | tuple[float, ...]) -> Any:

@@ -64,7 +64,7 @@ function drawLedger() {
   $("ledger").replaceChildren(
     make("div", { id: "money" }),
     make("div", { class: "step screen-only" }, slider),
-    make("p", { id: "moment", class: "small", "aria-live": "polite" }),
+    make("p", { id: "moment", class: "small" }),
     make(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "Accounts, a row per agent" },
@@ -120,10 +120,12 @@ function fillLedger() {
       unlimited ? null : swatch("var(--free)", "free"),
     ),
   );
-  $("moment").textContent =
+  const moment =
     (turn ? `After turn ${turn[1]} of ${agents[turn[0]].id}: ` : "Before the first turn: ") +
     `${count(sum.spent)} spent, ${count(sum.reserved)} reserved` +
     (unlimited ? "." : `, ${count(sum.free)} free.`);
+  $("moment").textContent = moment;
+  $("ledger").querySelector("input").setAttribute("aria-valuetext", moment); // read while the slider moves
   const cells = ["granted", "spent", "reserved", "lent", "free"];
   const rows = [...accounts.keys()].sort((a, b) => a - b);
   const numbers = new Map(agents.map((agent, i) => [agent.id, i]));
@@ -217,12 +219,12 @@ function drawReward() {
 
 // Credit: of every turn under every scheme, as a bar from the middle and as a number.
 
-const meanOf = (said) => (Array.isArray(said) ? average(said) : said);
+const meanOf = (credit) => (Array.isArray(credit) ? average(credit) : credit);
 
 function creditOfAgent(agent, scheme) {
-  const said = agent.turns.map((turn) => turn.credit?.[scheme]);
-  const numbers = said.map(meanOf).filter((value) => typeof value === "number");
-  return numbers.length ? average(numbers) : said.includes("excluded") ? "excluded" : null;
+  const credits = agent.turns.map((turn) => turn.credit?.[scheme]);
+  const numbers = credits.map(meanOf).filter((value) => typeof value === "number");
+  return numbers.length ? average(numbers) : credits.includes("excluded") ? "excluded" : null;
 }
 
 function largest(scheme) {
@@ -241,8 +243,8 @@ function whyExcluded(agent, scheme) {
 }
 
 function creditCell(agent, turn, scheme, most) {
-  const said = turn.credit?.[scheme];
-  if (said === "excluded") {
+  const credit = turn.credit?.[scheme];
+  if (credit === "excluded") {
     return make(
       "td",
       { class: "muted", title: whyExcluded(agent, scheme) },
@@ -250,7 +252,7 @@ function creditCell(agent, turn, scheme, most) {
       make("span", { class: "small" }, whyExcluded(agent, scheme)),
     );
   }
-  const value = meanOf(said);
+  const value = meanOf(credit);
   if (value == null) return make("td", { class: "muted" }, "–");
   const half = 48;
   const length = (Math.abs(value) / most) * half;
@@ -271,7 +273,7 @@ function creditCell(agent, turn, scheme, most) {
       draw("line", { class: "zero", x1: half, x2: half, y1: 0, y2: 12 }),
     ),
     make("span", { class: `advantage ${sign(value)}` }, difference(value)),
-    Array.isArray(said) ? make("span", { class: "muted small" }, ` mean of ${many(said.length, "token")}`) : null,
+    Array.isArray(credit) ? make("span", { class: "muted small" }, ` mean of ${many(credit.length, "token")}`) : null,
     weight == null ? null : make("span", { class: "muted small" }, ` × ${measure(weight)}`),
   );
 }

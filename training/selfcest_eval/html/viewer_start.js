@@ -63,5 +63,6 @@ new ResizeObserver(() => {
 }).observe($("main"));
 
 startFilters();
+startColouring();
 filter();
 show();

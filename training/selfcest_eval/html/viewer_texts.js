@@ -15,14 +15,22 @@ function showAgent() {
       ],
     ]),
   );
+  drawTurns(agent);
+  drawReplays(agent);
+  $("agent").scrollTop = 0;
+}
+
+function drawTurns(agent) {
+  const colouring = $("colouring").value;
+  const scheme = schemes.findIndex(({ name }) => name === colouring);
+  const most = scheme < 0 ? UNLIKELY : largest(scheme);
+  $("colouring-key").textContent = COLOUR_KEYS[colouring] ?? "strong: large advantages of this episode";
   $("turns").replaceChildren(
-    ...agent.turns.map((turn, i) => turnBlock(agent, turn, i)),
+    ...agent.turns.map((turn, i) => turnBlock(agent, turn, i, colourTokens(turn, scheme, most))),
     ...(agent.after ? [environment(agent.after, null)] : []),
   );
   if (!agent.turns.length) $("turns").append(make("p", { class: "muted small" }, "This agent took no turn."));
-  drawReplays(agent);
   markWanted();
-  $("agent").scrollTop = 0;
 }
 
 function environment(block, tokens) {
@@ -58,7 +66,7 @@ function folded(role, parts) {
   return make("details", {}, make("summary", {}, many(length, "character")), content);
 }
 
-function turnBlock(agent, turn, i) {
+function turnBlock(agent, turn, i, generated) {
   const facts = [
     many(turn.generated, "token"),
     turn.max == null ? null : `of ${count(turn.max)} granted`,
@@ -85,7 +93,7 @@ function turnBlock(agent, turn, i) {
         " generated",
         make("span", { class: "muted" }, ` · ${facts.filter(Boolean).join(" · ")}`),
       ),
-      generatedText(turn),
+      generated,
       make(
         "p",
         { class: "after small" },
@@ -95,41 +103,69 @@ function turnBlock(agent, turn, i) {
           make("a", { class: "chip", href: here(child) }, `→ ${shortName(child)}`),
         ),
         turn.children?.length > MOST_CHIPS ? `and ${many(turn.children.length - MOST_CHIPS, "more clone")}` : null,
-        refused.map((said) => make("span", { class: "chip" }, said)),
+        refused.map((words) => make("span", { class: "chip" }, words)),
       ),
     ),
   );
 }
 
 function creditChip(agent, turn, name, scheme) {
-  const said = turn.credit?.[scheme];
-  if (said == null) return null;
-  if (said === "excluded")
+  const credit = turn.credit?.[scheme];
+  if (credit == null) return null;
+  if (credit === "excluded")
     return make("span", { class: "chip", title: whyExcluded(agent, scheme) }, `${name}: excluded`);
-  const value = meanOf(said);
+  const value = meanOf(credit);
   return make("span", { class: "chip" }, `${name} `, make("span", { class: sign(value) }, difference(value)));
 }
 
-/** The text of a turn. With credit per token, each token is coloured by the first scheme that has it. */
-function generatedText(turn) {
-  const scheme = (turn.credit ?? []).findIndex(Array.isArray);
-  if (scheme < 0) return make("div", { class: "text" }, text(turn.text).words);
-  const said = turn.credit[scheme];
-  const most = Math.max(1e-9, ...said.map(Math.abs));
-  const pieces = turn.pieces ?? said.map((_, i) => `[${i}] `);
+// Tokens are coloured by their log-prob, or by the advantage of a scheme.
+
+const PLAIN = "nothing";
+const LOGPROB = "log-prob";
+const UNLIKELY = 5; // nats below 0 at which a log-prob has its full colour
+const COLOUR_KEYS = { [PLAIN]: "", [LOGPROB]: "strong: improbable tokens" };
+
+function startColouring() {
+  const names = [PLAIN, ...(read("has_logprobs") ? [LOGPROB] : []), ...schemes.map(({ name }) => name)];
+  choices($("colouring"), names);
+  $("colouring").value = schemes.find((scheme) => scheme.by_token)?.name ?? PLAIN;
+  $("colouring").closest("p").hidden = names.length < 2;
+  $("colouring").addEventListener("input", () => drawTurns(agentOf(shown.agent)));
+}
+
+/** The text of a turn, with a colour for each token; `scheme` is -1 for log-probs or no colour. */
+function colourTokens(turn, scheme, most) {
+  const words = text(turn.text).words;
+  const credit = turn.credit?.[scheme];
+  // One advantage of a turn is that of all its tokens.
+  const advantages = typeof credit === "number" ? turn.tokens?.map(() => credit) : credit;
+  const values = scheme < 0 && $("colouring").value === LOGPROB ? turn.logprobs : advantages;
+  if (!Array.isArray(values)) return make("div", { class: "text" }, words);
+  let end = 0;
+  const pieces = turn.tokens?.map((length) => words.slice(end, (end += length))) ?? values.map((_, i) => `[${i}] `);
   const tokens = pieces.map((piece, i) => {
-    const token = make("span", { class: "token", title: `${schemes[scheme].name} ${difference(said[i])}` }, piece);
-    const share = Math.round((Math.abs(said[i]) / most) * 45);
-    const colour = said[i] < 0 ? "negative" : "positive";
-    token.style.background = `color-mix(in oklab, var(--${colour}) ${share}%, transparent)`;
+    const token = make("span", { class: "token", title: tokenTitle(turn, i) }, piece);
+    const share = Math.round(Math.min(1, Math.abs(values[i]) / most) * 45);
+    token.style.background = `color-mix(in oklab, var(--${values[i] < 0 ? "negative" : "positive"}) ${share}%, transparent)`;
     return token;
   });
   return make(
     "div",
     {},
-    turn.pieces ? null : make("div", { class: "text" }, text(turn.text).words),
+    turn.tokens ? null : make("div", { class: "text" }, words),
     make("div", { class: "text tokens" }, tokens),
   );
+}
+
+function tokenTitle(turn, i) {
+  const logprob = turn.logprobs?.[i];
+  const credits = schemes.map(({ name }, scheme) => {
+    const credit = turn.credit?.[scheme];
+    const advantage = Array.isArray(credit) ? credit[i] : credit;
+    return typeof advantage === "number" ? `${name} ${difference(advantage)}` : null;
+  });
+  const probability = logprob == null ? null : `log-prob ${measure(logprob)}, probability ${measure(Math.exp(logprob))}`;
+  return [probability, ...credits].filter(Boolean).join("\n");
 }
 
 const isFramed = window !== window.top;
@@ -149,29 +185,30 @@ const REPLAY = /\/([^/]+)\/sample(\d+)(?:~\d+)?$/;
 
 function drawReplays(agent) {
   const title = make("h3", { id: "replays-title" }, "Counterfactual replays");
-  const found = shown.episode.replays
-    .map((number) => ({ number, what: index.name[number].match(REPLAY) }))
-    .map(({ number, what }) => ({
+  const replays = shown.episode.replays
+    .map((number) => ({ number, parts: index.name[number].match(REPLAY) }))
+    .map(({ number, parts }) => ({
       number,
-      sample: what?.[2],
-      done: what?.[1].split(",").find((one) => one.startsWith(`${agent.id}=`)),
+      sample: parts?.[2],
+      change: parts?.[1].split(",").find((part) => part.startsWith(`${agent.id}=`)),
     }))
-    .filter(({ done }) => done);
-  $("replays").hidden = !found.length;
-  if (!found.length) return $("replays").replaceChildren(title);
-  const [own, other] = [index.return[shown.number], average(found.map(({ number }) => index.return[number]))];
-  const said = (episode, id) => {
-    const reply = episode.agents.find((one) => one.id === id)?.reply;
+    .filter(({ change }) => change);
+  $("replays").hidden = !replays.length;
+  if (!replays.length) return $("replays").replaceChildren(title);
+  const factual = index.return[shown.number];
+  const counterfactual = average(replays.map(({ number }) => index.return[number]));
+  const replyOf = (episode, id) => {
+    const reply = episode.agents.find((other) => other.id === id)?.reply;
     return reply == null ? "no reply" : text(reply).words;
   };
   const cells = (episode, number) => [
-    make("td", { class: "text" }, said(episode, agent.id)),
-    agent.id === "root" ? null : make("td", { class: "text" }, said(episode, "root")),
+    make("td", { class: "text" }, replyOf(episode, agent.id)),
+    agent.id === "root" ? null : make("td", { class: "text" }, replyOf(episode, "root")),
     make("td", { class: "number" }, measure(index.return[number])),
     make(
       "td",
-      { class: `number ${sign(own - index.return[number])}` },
-      number === shown.number ? "" : difference(own - index.return[number]),
+      { class: `number ${sign(factual - index.return[number])}` },
+      number === shown.number ? "" : difference(factual - index.return[number]),
     ),
   ];
   $("replays").replaceChildren(
@@ -179,9 +216,9 @@ function drawReplays(agent) {
     make(
       "p",
       { class: "small" },
-      `Return ${measure(own)}, and ${measure(other)} on average of ${many(found.length, "replay")}: `,
+      `Return ${measure(factual)}, and ${measure(counterfactual)} on average of ${many(replays.length, "replay")}: `,
       "the difference is ",
-      make("strong", { class: sign(own - other) }, difference(own - other)),
+      make("strong", { class: sign(factual - counterfactual) }, difference(factual - counterfactual)),
       ".",
     ),
     make(
@@ -201,7 +238,7 @@ function drawReplays(agent) {
             make("th", { scope: "row" }, "as played"),
             cells(shown.episode, shown.number),
           ),
-          found.map(({ number, sample, done }) =>
+          replays.map(({ number, sample, change }) =>
             make(
               "tr",
               {},
@@ -211,7 +248,7 @@ function drawReplays(agent) {
                 make(
                   "a",
                   { href: address(index.name[number], agent.id) },
-                  `${done.slice(agent.id.length + 1)} ${sample}`,
+                  `${change.slice(agent.id.length + 1)} ${sample}`,
                 ),
               ),
               cells(JSON.parse(stored.episodes[number]), number),

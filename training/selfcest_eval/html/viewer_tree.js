@@ -9,7 +9,7 @@ const LETTERS = 0.45; // zoom below which no letters are drawn
 const BORDERED = 6; // width in pixels below which boxes have no border, which would hide their colour
 const ZOOM = { least: 0.0001, most: 2, step: 1.5 };
 const EDGE = 4; // space around the tree
-const SAID = 200; // most characters of an objective or a reply in the label of a node
+const MOST_CHARACTERS = 200; // most of an objective or a reply in the label of a node
 
 /** The view of the shown episode's tree: its folded agents, zoom and layout. */
 const view = { folded: new Set(), zoom: 1, places: null };
@@ -149,7 +149,8 @@ function drawTree() {
   const drawn = new Set([chosen]);
   const [from, to] = whole ? [-Infinity, Infinity] : [(left - box.clientWidth) / zoom, (left + 2 * box.clientWidth) / zoom];
   for (const row of rows.filter(isNear)) for (const agent of inView(row, from, to)) drawn.add(agent);
-  const agents = [...drawn].sort((a, b) => a.depth - b.depth || at.get(a) - at.get(b));
+  // A screen reader takes the parent of an item from the levels of those before it, so items are in tree order.
+  const agents = [...drawn].sort((a, b) => a.number - b.number);
   const middle = NODE.width / 2;
   const edges = agents
     .filter((agent) => agent.parent)
@@ -207,12 +208,12 @@ function node(agent, { x, y }) {
   const box = { width: Math.max(NODE.width, 2 / view.zoom), height: NODE.height, rx: agent.id === "root" ? 12 : 5 };
   const siblings = agent.parent?.clones ?? [agent];
   const outcome = outcomeOf(agent);
-  const said = [
+  const texts = [
     agent.id === "root" ? null : `asked: ${text(agent.objective).words}`,
     agent.reply == null ? null : `replied: ${text(agent.reply).words}`,
   ]
     .filter(Boolean)
-    .map((part) => (part.length > SAID ? `${part.slice(0, SAID)}…` : part));
+    .map((part) => (part.length > MOST_CHARACTERS ? `${part.slice(0, MOST_CHARACTERS)}…` : part));
   return draw(
     "g",
     {
@@ -228,11 +229,11 @@ function node(agent, { x, y }) {
       "aria-label":
         `${agent.id}, ${words(agent.status)}, ${outcome ? `${outcome}, ` : ""}${count(spent)}${granted} tokens, ${many(agent.turns.length, "turn")}` +
         (credit == null ? "" : `, credit ${typeof credit === "number" ? difference(credit) : credit}`) +
-        said.map((part) => `, ${part}`).join(""),
+        texts.map((part) => `, ${part}`).join(""),
       transform: `translate(${x} ${y})`,
       on: { click: () => go(here(agent.id)) },
     },
-    said.length ? draw("title", {}, said.join("\n")) : null,
+    texts.length ? draw("title", {}, texts.join("\n")) : null,
     draw("rect", { class: "box", ...box, fill: fillOf(agent.status) }),
     ...(view.zoom < LETTERS ? [] : details(agent, spent, share, credit)),
   );
