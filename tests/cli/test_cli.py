@@ -25,6 +25,7 @@ import selfcest_cli.main as cli
 import selfcest_training.credit
 from selfcest_cli.trace import find_newest, find_runs_files, name_jobs
 from selfcest_env.errors import RecordError
+from selfcest_eval.play.config import load_study
 from selfcest_eval.play.results import Result, read_results
 from selfcest_eval.report import study_report as report
 from selfcest_training.config import RunConfig
@@ -43,10 +44,11 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     commands |= {f"{group} {name}": command for group, inner in groups.items() for name, command in inner.items()}
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
+        "config": {"--study"},
         "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "--rehearse", "--trust", "overrides"},
         "train": {"--config", "-c", "--dry-run", "--ray-address", "--resume", "overrides"},
-        "warmstart": {"--config", "-c", "--resume", "overrides"},
-        "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
+        "warmstart": {"--config", "-c", "--dry-run", "--resume", "overrides"},
+        "evaluate": {"--config", "-c", "--dry-run", "--page", "--resume", "overrides"},
         "compare": {"--trust", "first", "second"},
         "contamination": {"--trust", "configs"},
         "solve": {
@@ -124,6 +126,26 @@ def test_a_dry_run_prints_a_config_that_is_the_same_run_and_writes_nothing(
     (tmp_path / "mine.yaml").write_text(printed.output, encoding="utf-8")
     assert load_config(tmp_path / "mine.yaml") == load_config(experiment.default_config(), changes)
     wrong = CliRunner().invoke(cli.app, ["train", "--dry-run", "evaluation.eval_sets.0.family=nothing"])
+    assert wrong.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "load"),
+    [([], "train", load_config), ([], "warmstart", load_config), (["--study"], "evaluate", load_study)],
+)
+def test_a_config_to_start_from_passes_a_dry_run(
+    options: list[str], command: str, load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    template = CliRunner().invoke(cli.app, ["config", *options]).output
+    assert template.startswith("# "), "it explains itself"
+    Path("mine.yaml").write_text(template, encoding="utf-8")
+    printed = CliRunner().invoke(cli.app, [command, "--dry-run", "-c", "mine.yaml"])
+    assert printed.exit_code == 0, printed.output
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.yaml"]
+    Path("all.yaml").write_text(printed.output, encoding="utf-8")
+    assert load(Path("all.yaml"), []) == load(Path("mine.yaml"), [])
+    wrong = CliRunner().invoke(cli.app, [command, "--dry-run", "-c", "mine.yaml", "seeds=x"])
     assert wrong.exit_code != 0
 
 

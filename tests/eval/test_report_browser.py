@@ -43,6 +43,19 @@ def file(run: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_cells_points_and_steps_lead_to_episodes(browser: Any, file: Path) -> None:
+    with opened(browser, file) as page:
+        links = [
+            page.tab.locator(f"{place} a[href^='report_trace.html#']").first
+            for place in ("#results tbody", "#frontier svg.chart", "#frontier tbody", "#learning")
+        ]
+        names = [str(link.get_attribute("href")).partition("#")[2].split("/")[0] for link in links]
+    with opened(browser, file.with_name("report_trace.html")) as page:
+        for name in names:
+            page.tab.evaluate(f"location.hash = '{name}/root/0'")
+            page.shows("#missing", "")
+
+
 def results_of(file: Path) -> list[dict[str, str]]:
     text = (file.parent / "report_files" / "results.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

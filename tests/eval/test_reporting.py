@@ -24,16 +24,18 @@ from test_study_run import small
 from selfcest_cli.report import report_page
 from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError, RecordError
-from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
+from selfcest_env.graders import Grade
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Task
 from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.report import page, sources
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.figures import _rank_by_accuracy, _rank_row, draw_delegation
 from selfcest_eval.report.findings import analyze, compare_best_baselines
 from selfcest_eval.report.jobs import JobLog
 from selfcest_eval.report.learning import compute_learning_curves, group_metrics
-from selfcest_eval.report.page import WorstEpisodes, make_delegation_rows, make_result_rows, make_source_data
+from selfcest_eval.report.page import LinkedEpisodes, make_delegation_rows, make_result_rows, make_source_data
 from selfcest_eval.report.pathologies import (
     EPISODE_DETECTORS,
     MEANINGS,
@@ -339,7 +341,7 @@ def test_every_output_has_the_same_headline_and_names_with_a_comma_are_quoted(
     ):
         of_page = report_on(shown)
         lines, table = report.write_report(shown, [])
-        assert make_source_data(of_page, WorstEpisodes("t.html"))["headline"] == headline
+        assert make_source_data(of_page, LinkedEpisodes("t.html"))["headline"] == headline
         assert headline in lines.splitlines()
         assert f"## Verdict\n\n```text\n{headline}\n" in table
         sentences = [*of_page.failures, *(answer.text for answer in of_page.answers), table.split("## In words")[1]]
@@ -380,7 +382,7 @@ def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) 
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
         report_on(made).answers[1].text
     )
-    [row] = make_source_data(report_on(made), WorstEpisodes("t.html"))["decisions"][0]["seeds"]
+    [row] = make_source_data(report_on(made), LinkedEpisodes("t.html"))["decisions"][0]["seeds"]
     assert (row["threshold"], row["f1"], row["regret"]) == (9, 1.0, pytest.approx(0.0))
 
 
@@ -401,6 +403,35 @@ def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     assert wrong[0]["accuracy"] == [0.0, 0.0, pytest.approx(3 / 40)]
     shares = make_delegation_rows(made)
     assert [(row["size"], row["share"][0], row["clones"][0]) for row in shares] == [("s", 1.0, 2.0), ("l", 1.0, 2.0)]
+
+
+def test_cells_and_steps_link_to_an_episode_and_cells_to_a_wrong_one_if_there_is_any(tmp_path: Path) -> None:
+    def result(name: str, size: str, correct: bool, strategy: str = "delegate") -> Result:
+        place = ResultKey("range", size, "in", strategy, 240, 0, name)
+        record = replace(three_agents("x", float(correct)), episode_id=name)
+        return Result(name, name, place, (record,), 0, Grade(float(correct), correct, True), Status.ANSWERED, None)
+
+    counter = PathologyCounter()
+    for played in (
+        result("s1", "s", True), result("s2", "s", True), result("l1", "l", True), result("l2", "l", False),
+        result("l3", "l", False), result("m1", "s", True, "monolithic"),
+    ):  # fmt: skip
+        counter.add_result(tmp_path / "results.jsonl", played)
+    for step in range(30):
+        records = (replace(three_agents("x", 0.0), episode_id=f"s{step}.g0.e0"),)
+        counter.add_group("v", tmp_path / "episodes.jsonl", EpisodeGroup(records[0].task, records))
+    shares = {"delegate": 1.0, "monolithic": 1.0}
+    examples = {"examples": counter.examples, "training_examples": counter.training_examples}
+    data = make_source_data(report_on(source(tmp_path, shares, **examples)), LinkedEpisodes("t.html"))
+    hrefs = {(row["strategy"], row["size"]): row["href"] for row in data["rows"]}
+    assert hrefs == {
+        ("delegate", "s"): "t.html#s1/root/0", ("delegate", "l"): "t.html#l2/root/0",
+        ("delegate", "all sizes"): "t.html#l2/root/0",
+        ("monolithic", "s"): "t.html#m1/root/0", ("monolithic", "l"): None,
+        ("monolithic", "all sizes"): "t.html#m1/root/0",
+    }  # fmt: skip
+    steps = data["training_episodes"]["v"]
+    assert (len(steps), steps[0], steps[-1]) == (12, [0, "t.html#s0.g0.e0/root/0"], [29, "t.html#s29.g0.e0/root/0"])
 
 
 # The page

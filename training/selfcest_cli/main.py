@@ -1,5 +1,5 @@
-"""The commands: `selfcest plan | train | warmstart | evaluate | compare | contamination | solve | report | watch |
-trace | export | lab | bench | credit`."""
+"""The commands: `selfcest solve | trace | config | plan | train | warmstart | watch | report | evaluate | compare |
+contamination | bench | credit | lab | export`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 # Spinning OpenMP threads starve the other job on a machine with few cores; this must come before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -36,10 +36,13 @@ from selfcest_env.plugin import check_modules
 from selfcest_training.faults import ExitCode, SignalExit, format_error_line, get_exit_code, raise_on_signals
 from selfcest_training.printing import print_text
 
+if TYPE_CHECKING:
+    from selfcest_training.config import RunConfig
+
 # The commands by what a reader wants to do, in the order of the help.
 PANELS = {
     "Play": ("solve", "trace"),
-    "Train": ("plan", "train", "warmstart", "watch", "report"),
+    "Train": ("config", "plan", "train", "warmstart", "watch", "report"),
     "Evaluate": ("evaluate", "compare", "contamination", "bench"),
     "Credit": ("credit", "lab"),
     "Integrate": ("export",),
@@ -120,6 +123,20 @@ _TRUST = Annotated[
 ]
 
 
+@app.command(epilog="Example: selfcest config > mine.yaml")
+def config(
+    study: Annotated[
+        bool, typer.Option("--study", help="Print the config of a study for `selfcest evaluate` instead.")
+    ] = False,
+) -> None:
+    """Print a config with comments to start from, for `selfcest train -c FILE`."""
+    from selfcest_cli.study import default_study
+    from selfcest_training.config_file import find_shipped_config
+
+    path = default_study() if study else find_shipped_config("template.yaml")
+    print(path.read_text("utf-8"), end="")
+
+
 @app.command(epilog="Example: selfcest plan -c training/configs/smollm2.yaml --memory 80")
 def plan(
     config: _CONFIG = None,
@@ -186,10 +203,10 @@ def train(
     Each variant has a warm start, then reinforcement learning. The default config trains three variants of the
     embedded model with one seed. The folder runs/NAME gets config.yaml, table.md, results.csv and plots. For every
     variant and seed it gets metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and the final model as a
-    folder that transformers loads. With --dry-run the printed config is a template for a config of your own.
+    folder that transformers loads.
     """
     from selfcest_eval.report.run_report import RunEvaluation
-    from selfcest_training.config_file import dump_config, load_config
+    from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 
     changes = list(overrides or [])
@@ -197,14 +214,23 @@ def train(
         changes.append(f"cluster.address={json.dumps(ray_address)}")
     run_config = load_config(config or default_config(), changes)
     if dry_run:
-        RunEvaluation().check(run_config)
-        print(dump_config(run_config), end="")
+        _print_checked_run(run_config)
         return
     run(run_config, resume=resume, console=Terminal(), evaluator=RunEvaluation())
 
 
+def _print_checked_run(run_config: RunConfig) -> None:
+    from selfcest_eval.report.run_report import RunEvaluation
+    from selfcest_training.config_file import dump_config
+
+    RunEvaluation().check(run_config)
+    print(dump_config(run_config), end="")
+
+
 @app.command(epilog="Example: selfcest warmstart name=mine")
-def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
+def warmstart(
+    config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False, dry_run: _DRY_RUN = False
+) -> None:
     """Run only the warm start of every variant.
 
     The model after the warm start is in the folder warmstart_model of each variant and seed. `selfcest train --resume`
@@ -215,6 +241,9 @@ def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RES
     from selfcest_training.run.experiment import default_config, run
 
     run_config = load_config(config or default_config(), overrides or [])
+    if dry_run:
+        _print_checked_run(run_config)
+        return
     run(run_config, resume=resume, only_warm_start=True, console=Terminal(), evaluator=RunEvaluation())
 
 
@@ -240,6 +269,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Markdown page to write with the report, its plots beside it.", show_default=False),
     ] = None,
+    dry_run: _DRY_RUN = False,
 ) -> None:
     """Play strategies at matched budget on the same instances.
 
@@ -248,8 +278,13 @@ def evaluate(
     """
     from selfcest_cli.study import default_study, format_command, run_study
     from selfcest_eval.play.config import load_study
+    from selfcest_eval.play.study import Study
+    from selfcest_training.config_file import dump_config
 
     study_config = load_study(config or default_study(), overrides or [])
+    if dry_run:
+        print(dump_config(Study(study_config).config), end="")
+        return
     command = format_command(config, page, overrides or [])
     run_study(study_config, resume=resume, page=page, command=command, console=Terminal())
 
@@ -478,8 +513,9 @@ def trace(
 ) -> None:
     """Print the tree, texts, cost and reward of an episode.
 
-    With --html the command writes a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg,
-    --png or --gif it draws a figure of one episode.
+    With --html the command writes a page of all episodes, with trees, texts, timeline, accounts and credit. Episodes of
+    the same instance can be seen side by side: for those before and after RL, give the folders evaluation_before_rl and
+    evaluation of a job. With --svg, --png or --gif the command draws a figure of one episode.
     """
     from selfcest_cli.trace import find_file_of, find_runs_files, print_trace, write_figures, write_page
 

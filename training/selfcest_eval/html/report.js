@@ -154,7 +154,9 @@ function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small
     group.append(draw("path", { class: early ? "curve dashed" : "curve", d: path(line.points.map((p) => [p.x, p.y])) }));
     if (line.marks) {
       for (const p of line.points) {
-        const spot = draw("g", { class: "point", tabindex: 0, role: "img", "aria-label": p.tip });
+        // A point leads to one of its episodes.
+        const attributes = p.href ? { href: p.href } : { tabindex: 0, role: "img" };
+        const spot = draw(p.href ? "a" : "g", { class: "point", "aria-label": p.tip, ...attributes });
         if (p.low != null) spot.append(draw("line", { class: "whisker", x1: px(p.x), x2: px(p.x), y1: py(p.low), y2: py(p.high) }));
         if (p.xlow != null) spot.append(draw("line", { class: "whisker", x1: px(p.xlow), x2: px(p.xhigh), y1: py(p.y), y2: py(p.y) }));
         spot.append(mark(kind, px(p.x), py(p.y), early), draw("circle", { class: "hit", cx: px(p.x), cy: py(p.y), r: 12 }));
@@ -254,6 +256,10 @@ const SECTIONS = {
   cost: "Cost and origin",
 };
 
+/** The accuracy of a row, which leads to one of its episodes: a wrong one if there is any. */
+const linkedShare = (row) =>
+  row.href ? make("a", { href: row.href, title: "an episode, a wrong one if there is any" }, shareParts(row.accuracy)) : shareParts(row.accuracy);
+
 // Sections
 
 function verdict(source, id) {
@@ -301,7 +307,7 @@ function results(source, id) {
   const line = (row) => [
     name(row.family),
     name([row.strategy, row.baseline ? make("span", { class: "tag" }, "no clones") : null]),
-    number(shareParts(row.accuracy)),
+    number(linkedShare(row)),
     ...wanted.map((one) => number(estimateParts(row.costs[one.name]))),
     number(count(row.instances)),
     number(count(row.seeds)),
@@ -364,7 +370,7 @@ function frontier(source, id, look) {
             const [x, xlow, xhigh] = row.costs[chosen.cost];
             const [y, low, high] = row.accuracy;
             const where = `${one}, ${row.size}${row.out ? " (out of distribution)" : ""}, ${row.limit}`;
-            return { x, xlow, xhigh, y, low, high, tip: `${where}\naccuracy ${formatEstimate(row.accuracy)}\n${cost.title} ${formatEstimate(row.costs[chosen.cost])}` };
+            return { x, xlow, xhigh, y, low, high, href: row.href, tip: `${where}\naccuracy ${formatEstimate(row.accuracy)}\n${cost.title} ${formatEstimate(row.costs[chosen.cost])}` };
           })
           .sort((a, b) => (bySize ? 0 : a.x - b.x)),
       }));
@@ -385,7 +391,7 @@ function frontier(source, id, look) {
         [name("strategy"), name(bySize ? "size" : "budget"), number("accuracy"), number(cost.title)],
         here
           .filter((row) => !hidden.has(row.strategy))
-          .map((row) => [name(row.strategy), name(bySize ? row.size : row.limit), number(shareParts(row.accuracy)), number(estimateParts(row.costs[chosen.cost]))]),
+          .map((row) => [name(row.strategy), name(bySize ? row.size : row.limit), number(linkedShare(row)), number(estimateParts(row.costs[chosen.cost]))]),
       ),
     );
   }
@@ -403,7 +409,7 @@ function frontier(source, id, look) {
   return block(
     id("frontier"),
     SECTIONS.frontier,
-    make("p", { class: "muted small lead" }, "Better is up and to the left. Whiskers are intervals. Point at a mark, or reach it with the tab key, to read its numbers. Dashed lines and hollow marks: before RL."),
+    make("p", { class: "muted small lead" }, "Better is up and to the left. Whiskers are intervals. Point at a mark, or reach it with the tab key, to read its numbers; it leads to an episode. Dashed lines and hollow marks: before RL."),
     controls,
     legendPlace,
     place,
@@ -546,6 +552,9 @@ function learning(source, id, look) {
     place.replaceChildren(...rl.filter(Boolean), ...(warm.length ? [fold("The warm start", ...warm)] : []));
   }
   show();
+  const episodes = Object.entries(source.training_episodes).map(([variant, steps]) =>
+    make("p", { class: "small" }, `Episodes of ${variant} at step `, steps.flatMap(([step, href], i) => [i ? ", " : "", make("a", { href }, count(step))])),
+  );
   const variants = [...new Set([...source.learning.variants, ...source.warmstart.variants])];
   return block(
     id("learning"),
@@ -558,6 +567,7 @@ function learning(source, id, look) {
       legend(variants, variantLook, hidden, show),
     ),
     place,
+    ...episodes,
   );
 }
 

@@ -16,7 +16,7 @@ function drawBeside() {
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "beside-title" },
       makeTable({
-        heads: ["episode", "played as", "outcome", ...["return", "difference", "tokens", "clones"].map(number), "side by side"],
+        heads: ["episode", "side by side", "outcome", ...["return", "difference", "tokens", "clones"].map(number)],
         rows: episodes.map(rowBeside),
       }),
     ),
@@ -24,9 +24,8 @@ function drawBeside() {
   );
 }
 
-/** Where an episode comes from: its job or strategy, and its step of training. */
-const originOf = (i) =>
-  [index.played_as[i] || index.job[i], index.step[i] == null ? null : `step ${count(index.step[i])}`].filter(Boolean).join(", ");
+/** What tells the episodes of an instance apart: the strategy of a study, or the job and the episode's id. */
+const titleOf = (i) => index.played_as[i] || [index.job[i], index.name[i]].filter(Boolean).join(" ");
 
 function rowBeside(i) {
   const isShown = i === shown.number;
@@ -35,13 +34,7 @@ function rowBeside(i) {
   return make(
     "tr",
     { class: isShown ? "factual" : null },
-    make("th", { scope: "row" }, isShown ? index.name[i] : make("a", { href: address(index.name[i]) }, index.name[i])),
-    make("td", {}, originOf(i)),
-    make("td", {}, outcomeMark(index.outcome[i])),
-    make("td", { class: "number" }, measure(index.return[i])),
-    make("td", { class: `number ${sign(gap)}` }, isShown ? "" : difference(gap)),
-    make("td", { class: "number" }, count(index.tokens[i])),
-    make("td", { class: "number" }, count(index.clones[i])),
+    make("th", { scope: "row" }, isShown ? titleOf(i) : make("a", { href: address(index.name[i]) }, titleOf(i))),
     make(
       "td",
       {},
@@ -49,6 +42,11 @@ function rowBeside(i) {
         ? "this episode"
         : make("a", { href: address(index.name[shown.number], shown.agent, shown.turn, other) }, other == null ? "close" : "open"),
     ),
+    make("td", {}, outcomeMark(index.outcome[i])),
+    make("td", { class: "number" }, measure(index.return[i])),
+    make("td", { class: `number ${sign(gap)}` }, isShown ? "" : difference(gap)),
+    make("td", { class: "number" }, count(index.tokens[i])),
+    make("td", { class: "number" }, count(index.clones[i])),
   );
 }
 
@@ -57,7 +55,7 @@ function columnOf(i, episode) {
   return make(
     "section",
     { "aria-label": index.name[i] },
-    make("h4", {}, index.name[i], make("span", { class: "muted" }, ` ${originOf(i)}`)),
+    make("h4", {}, titleOf(i)),
     make(
       "dl",
       { class: "facts" },

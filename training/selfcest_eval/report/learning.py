@@ -134,7 +134,7 @@ def _select_stage(rows: Sequence[Metrics], stage: str) -> Iterator[Metrics]:
 def _make_bins(metric: str, rows_of_seeds: Sequence[Sequence[Metrics]]) -> list[CurveBin]:
     """Return the bins of steps that every seed has reached.
 
-    All have the same number of steps. Only the last one has more, since a shorter bin would be noisier than the others.
+    All have the same number of steps, and the last one also those that remain: alone they would be a noisier bin.
     """
     steps = sorted({row["step"] for row in chain.from_iterable(rows_of_seeds)})
     width = -(-len(steps) // MAX_BINS)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -29,7 +30,7 @@ from selfcest_eval.report.learning import (
     group_metrics,
     write_learning_csv,
 )
-from selfcest_eval.report.pathologies import MEANINGS, Occurrence
+from selfcest_eval.report.pathologies import MEANINGS, ExampleKey, Occurrence
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.study_report import write_results
 from selfcest_eval.report.tables import interval_heads, write_csv
@@ -40,13 +41,15 @@ from selfcest_training.config_file import dump_config
 from selfcest_training.files import refuse_linked_folder, write_text
 from selfcest_training.session import sum_gpu_seconds
 
+LINKED_EXAMPLES = 300  # cells of a report with a link to an episode; those of the largest budgets come first
+LINKED_STEPS = 12  # of each variant
 FIGURE_METRICS = 9  # panels of the figure of learning curves: the first ones of the page
 _BODY = '<main id="main"></main><div id="tip" role="status" class="tip" hidden></div>'
 
 
 @dataclass(frozen=True)
-class WorstEpisodes:
-    """The worst episodes of a report, for the trace page beside it.
+class LinkedEpisodes:
+    """The episodes that a report links to, for the trace page beside it.
 
     Attributes:
         page: file name of the trace page, which lies in the folder of the page that links to it.
@@ -105,13 +108,13 @@ def write_report_page(
     folder = out.with_name(f"{out.stem}_files")
     refuse_linked_folder(folder)
     folder.mkdir(exist_ok=True)
-    made = make_report_page(reports, out.name, renderers_of)
+    report = make_report_page(reports, out.name, renderers_of)
     written = [out]
-    for files in made.files:
+    for files in report.files:
         paths = [out.parent / name for name in files.names]
         files.write(paths)
         written += paths
-    write_text(out, made.page.render())
+    write_text(out, report.page.render())
     return written
 
 
@@ -128,26 +131,26 @@ def make_report_page(
         renderers_of: function that returns candidate rules for the episodes of a file.
     """
     stem = Path(name).stem
-    worst = WorstEpisodes(f"{stem}_trace.html")
+    linked = LinkedEpisodes(f"{stem}_trace.html")
     files: list[ReportFiles] = []
     parts = []
     for number, report in enumerate(reports, 1):
-        data = make_source_data(report, worst)
+        data = make_source_data(report, linked)
         prefix = f"{stem}_files/" + (f"{number}_" if len(reports) > 1 else "")
         files_of_source = list(_list_files(report, data, prefix))
         data["files"] = list(chain.from_iterable(item.names for item in files_of_source))
         files += files_of_source
         parts.append(data)
     title = ", ".join(report.source.name for report in reports)
-    if worst.occurrences:
+    if linked.occurrences:
 
         def write_trace_page(paths: Sequence[Path]) -> None:
             # The files of one folder were played by the same rules.
-            file_by_folder = {occurrence.file.parent: occurrence.file for occurrence in worst.occurrences.values()}
+            file_by_folder = {occurrence.file.parent: occurrence.file for occurrence in linked.occurrences.values()}
             renderers = list(chain.from_iterable(map(renderers_of, file_by_folder.values())))
-            write_text(paths[0], worst.render(f"Worst episodes: {title}", renderers))
+            write_text(paths[0], linked.render(f"Episodes of {title}", renderers))
 
-        files.append(ReportFiles([worst.page], write_trace_page))
+        files.append(ReportFiles([linked.page], write_trace_page))
     return ReportPage(make_page(f"Report: {title}", parts), files)
 
 
@@ -162,7 +165,7 @@ def make_page(title: str, sources: Sequence[Mapping[str, Any]]) -> Page:
     )
 
 
-def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, Any]:
+def make_source_data(report: SourceReport, linked: LinkedEpisodes) -> dict[str, Any]:
     """Return everything that the page shows of a source, as JSON values. Missing numbers are null."""
     source = report.source
     sessions = [dict(line) for line in source.sessions]
@@ -176,17 +179,18 @@ def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, An
         "failures": report.failures,
         "intervals": source.settings.intervals(len(source.cells[0].seeds)) if source.cells else "",
         "learning": _make_learning_data(report.learning_curves),
+        "training_episodes": _link_training_examples(source, linked),
         "warmstart": _make_learning_data(warm_start),
         "costs": [{"name": name, "title": cost_name(name)} for name in source.settings.costs],
         "first_cost": source.settings.compared[0] if source.settings.compared else "",
         "final": [source.settings.labels[name] for name in source.final],
         "before": dict(source.before),
         "variants": dict(zip(source.run.variants, source.final, strict=True)) if source.run else {},
-        "rows": make_result_rows(source, report.findings.rows),
+        "rows": make_result_rows(source, report.findings.rows, _link_examples(source, linked)),
         "delegation": make_delegation_rows(source),
         "decisions": [_make_decision_data(item, source) for item in source.decisions],
         "decisions_meaning": DECISIONS_MEANING.replace("*", ""),
-        "pathologies": _make_pathology_rows(source, worst),
+        "pathologies": _make_pathology_rows(source, linked),
         "jobs": [_make_job_data(job) for job in source.jobs],
         "gpu_seconds": sum_gpu_seconds(sessions) if sessions else None,
         "sessions": sessions,
@@ -194,10 +198,46 @@ def make_source_data(report: SourceReport, worst: WorstEpisodes) -> dict[str, An
     }
 
 
-def make_result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
+def _link_examples(source: Source, linked: LinkedEpisodes) -> dict[ExampleKey, str]:
+    """Return links to examples of cells, and of each whole family under the size "".
+
+    The example of a family is that of its first size with a wrong answer, or of its first one.
+    """
+    largest_first = sorted(source.examples, key=lambda key: -(math.inf if key[3] is None else key[3]))
+    hrefs: dict[ExampleKey, str] = {}
+    wrong_families = set()
+    for key in largest_first[:LINKED_EXAMPLES]:
+        strategy, family, _, budget = key
+        example = source.examples[key]
+        hrefs[key] = linked.link(example.occurrence)
+        family_key = (strategy, family, "", budget)
+        if family_key not in hrefs or (not example.is_right and family_key not in wrong_families):
+            hrefs[family_key] = hrefs[key]
+        if not example.is_right:
+            wrong_families.add(family_key)
+    return hrefs
+
+
+def _link_training_examples(source: Source, linked: LinkedEpisodes) -> dict[str, list[list[Any]]]:
+    """Return the step and the link of some episodes of each variant, which are spread over its training."""
+    steps_by_variant: dict[str, list[int]] = {}
+    for variant, step in source.training_examples:
+        steps_by_variant.setdefault(variant, []).append(step)
+    links: dict[str, list[list[Any]]] = {}
+    for variant, steps in steps_by_variant.items():
+        places = np.linspace(0, len(steps) - 1, min(LINKED_STEPS, len(steps))).round().astype(int)
+        shown_steps = [sorted(steps)[place] for place in places]
+        links[variant] = [[step, linked.link(source.training_examples[variant, step])] for step in shown_steps]
+    return links
+
+
+def make_result_rows(
+    source: Source, rows: ReportRows, hrefs: Mapping[ExampleKey, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """Return the table as JSON values; rows of whole families are `pooled`.
 
-    An interval is [mean, low, high]. In a family with one size its cell is the pooled row as well.
+    An interval is [mean, low, high]. In a family with one size its cell is the pooled row as well. `hrefs` are the
+    links of `_link_examples`.
     """
     settings = source.settings
     data = []
@@ -223,6 +263,7 @@ def make_result_rows(source: Source, rows: ReportRows) -> list[dict[str, Any]]:
                 "seeds": len(curves.seeds),
                 "accuracy": _make_interval(row.accuracy, within=(0.0, 1.0)),
                 "costs": costs,
+                "href": hrefs.get((row.strategy, curves.family, "" if pooled else curves.size, row.point.budget)),
             }
         )
     return data
@@ -271,7 +312,7 @@ def _make_decision_data(item: FamilyDecisions, source: Source) -> dict[str, Any]
     }
 
 
-def _make_pathology_rows(source: Source, worst: WorstEpisodes) -> list[dict[str, Any]]:
+def _make_pathology_rows(source: Source, linked: LinkedEpisodes) -> list[dict[str, Any]]:
     rows = []
     for (name, owner), count in source.pathologies.items():
         place = None
@@ -280,7 +321,7 @@ def _make_pathology_rows(source: Source, worst: WorstEpisodes) -> list[dict[str,
                 "episode": count.worst.record.episode_id,
                 "place": f"{count.worst.agent_id}, turn {count.worst.turn}",
                 "file": _relative_path(count.worst.file, source.folders),
-                "href": worst.link(count.worst),
+                "href": linked.link(count.worst),
             }
         counts = {"found": count.found, "possible": count.possible}
         rows.append({"name": name, "meaning": MEANINGS[name], "owner": owner, **counts, "worst": place})

@@ -14,10 +14,13 @@ from types import MappingProxyType
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Fault, Outcome, Status, TurnFacts
+from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import Result
 from selfcest_training.run.metrics import has_equal_returns
 
 MIN_EPISODES = 20  # of a policy on a family, below which "never" and "always" are not counted
+
+_TRAINING_STEP = re.compile(r"s(\d+)\.")
 
 MEANINGS = MappingProxyType(
     {
@@ -168,6 +171,17 @@ class Occurrence:
     turn: int = 0
 
 
+ExampleKey = tuple[str, str, str, int | None]  # strategy, family, size and budget
+
+
+@dataclass(frozen=True)
+class Example:
+    """An episode of one cell of a report: a wrong one if there is any."""
+
+    occurrence: Occurrence
+    is_right: bool
+
+
 @dataclass
 class Count:
     """The occurrences of a pathology, of all that were possible, and the worst occurrence."""
@@ -207,20 +221,30 @@ class _FamilyCounts:
 
 
 class PathologyCounter:
-    """Counts of pathologies, over episodes that are read one by one. It keeps only the worst episode of each.
+    """Counts of pathologies, over episodes that are read one by one. It keeps the worst episode of each, and examples.
 
     Attributes:
         counts: by pathology and owner: a strategy, or for training groups a variant.
+        examples: an example for each strategy, family, size and budget.
+        training_examples: the first stored episode of each variant and training step.
     """
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Count] = {}
+        self.examples: dict[ExampleKey, Example] = {}
+        self.training_examples: dict[tuple[str, int], Occurrence] = {}
         self._families: dict[tuple[str, str], _FamilyCounts] = {}
 
     def add_result(self, file: Path, result: Result) -> None:
         """Count the pathologies of the episode of a result whose answer counts."""
         key = result.place
-        self.add_episode(key.strategy, key.family, key.size, file, result.episodes[result.chosen])
+        record = result.episodes[result.chosen]
+        self.add_episode(key.strategy, key.family, key.size, file, record)
+        example_key = (key.strategy, key.family, key.size, key.budget)
+        example = self.examples.get(example_key)
+        if example is None or (example.is_right and not result.grade.correct):
+            played_as = f"{key.strategy} on {key.family} {key.size}, {at_most(key.budget)}"
+            self.examples[example_key] = Example(Occurrence(file, record, played_as), bool(result.grade.correct))
 
     def add_episode(self, owner: str, family: str, size: str, file: Path, record: EpisodeRecord) -> None:
         """Count the pathologies of one evaluated episode of a strategy."""
@@ -238,9 +262,12 @@ class PathologyCounter:
 
     def add_group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
         """Count one training group of a variant. The worst group is the one with the most generated tokens."""
-        occurrence = Occurrence(file, group.episodes[0], f"{owner} in training") if has_equal_returns(group) else None
+        occurrence = Occurrence(file, group.episodes[0], f"{owner} in training")
+        step = _TRAINING_STEP.match(group.episodes[0].episode_id)
+        if step is not None:
+            self.training_examples.setdefault((owner, int(step[1])), occurrence)
         tokens = sum(episode.cost_of("generated_tokens") for episode in group.episodes)
-        self._count("equal groups", owner).add(occurrence, (tokens,))
+        self._count("equal groups", owner).add(occurrence if has_equal_returns(group) else None, (tokens,))
 
     def finish(self) -> dict[tuple[str, str], Count]:
         """Return all counts, after the last episode."""

@@ -18,7 +18,7 @@ from selfcest_eval.play.results import Result, read_unplayable
 from selfcest_eval.play.strategies import quote_name
 from selfcest_eval.play.unplayable import describe_unplayable, drop_unplayable
 from selfcest_eval.report.jobs import JobLog, describe_failed_warm_starts, describe_restarts, read_jobs
-from selfcest_eval.report.pathologies import Count, PathologyCounter
+from selfcest_eval.report.pathologies import Count, Example, ExampleKey, Occurrence, PathologyCounter
 from selfcest_eval.report.settings import AnalysisSettings, check_result_keys, make_settings
 from selfcest_eval.report.training_run import (
     AFTER_RL,
@@ -54,6 +54,8 @@ class Source:
         final: strategies of the short forms: every variant of a run as trained and greedy, or all strategies of a
             study that are no forced choice.
         pathologies: counts by pathology and strategy, or variant for those of training groups.
+        examples: an example for each strategy, family, size and budget.
+        training_examples: an episode of each variant and training step.
         warnings: facts that a reader must know first.
         sessions: the commands that wrote the folders.
         run: the config of a training run, with the seeds of all folders; `None`: a study.
@@ -74,6 +76,8 @@ class Source:
     run: RunConfig | None = None
     before: Mapping[str, str] = field(default_factory=dict)
     jobs: Sequence[JobLog] = ()
+    examples: Mapping[ExampleKey, Example] = field(default_factory=dict)
+    training_examples: Mapping[tuple[str, int], Occurrence] = field(default_factory=dict)
 
     @property
     def short_names(self) -> dict[str, str]:
@@ -191,6 +195,8 @@ def read_run(configs: Sequence[RunConfig], *, for_page: bool = True) -> Source:
             *format_server_counts(counts),
         ],
         sessions=list(chain.from_iterable(read_sessions(run.folder) for run in configs)),
+        examples=counter.examples,
+        training_examples=counter.training_examples,
     )
 
 
@@ -258,6 +264,7 @@ def read_study(config: StudyConfig, *, crossed: bool | None = None, for_page: bo
         pathologies={key: count for key, count in counter.finish().items() if key[1] in final},
         warnings=[*describe_unplayable(stored, unplayable), *format_server_counts(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),
+        examples=counter.examples,
     )
 
 
