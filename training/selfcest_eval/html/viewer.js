@@ -91,17 +91,18 @@ function startFilters() {
   choices($("return"), Object.keys(RETURNS));
   choices($("order"), Object.keys(ORDERS));
   if (index.of.every((of) => of == null)) $("with-replays").closest("label").hidden = true;
-  let waiting; // a search begins when the reader pauses
-  const filterNow = () => {
-    clearTimeout(waiting);
+  let waiting; // the search that begins when the reader pauses
+  const search = () => {
+    waiting = clearTimeout(waiting);
     filter();
   };
   $("filters").addEventListener("input", (event) => {
     clearTimeout(waiting);
-    if (event.target === $("find")) waiting = setTimeout(filter, SEARCH_PAUSE);
-    else filter();
+    if (event.target === $("find")) waiting = setTimeout(search, SEARCH_PAUSE);
+    else search();
   });
-  $("find").addEventListener("change", filterNow); // Enter, or the focus leaves
+  // Enter begins it at once. After it, a change of focus must not move the list under the pointer.
+  $("find").addEventListener("change", () => waiting && search());
   $("filters").addEventListener("submit", (event) => event.preventDefault());
 }
 

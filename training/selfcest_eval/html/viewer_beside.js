@@ -40,7 +40,11 @@ function rowBeside(i) {
       {},
       isShown
         ? "this episode"
-        : make("a", { href: address(index.name[shown.number], shown.agent, shown.turn, other) }, other == null ? "close" : "open"),
+        : make(
+            "button",
+            { type: "button", on: { click: () => go(address(index.name[shown.number], shown.agent, shown.turn, other)) } },
+            other == null ? "close" : "open",
+          ),
     ),
     make("td", {}, outcomeMark(index.outcome[i])),
     make("td", { class: "number" }, measure(index.return[i])),
