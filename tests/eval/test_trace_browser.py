@@ -259,9 +259,9 @@ def test_the_keyboard_alone_will_do(browser: Any, file: Path, deep: EpisodeRecor
             keys.press(key)
             page.focuses(place)
         keys.press("n")
-        last, num_turns = deep.agents[-1].agent_id, len(deep.agents[-1].turns)
-        page.tab.wait_for_url(f"**/{min(1, num_turns - 1)}")
-        page.shows("#announced", f"{deep.episode_id}, {last}, turn {min(1, num_turns - 1)} of {num_turns}")
+        page.tab.wait_for_url(f"**/{min(1, len(deep.agents[-1].turns) - 1)}")
+        page.tab.evaluate(f"location.hash = '#{deep.episode_id}/root.0/0'")
+        page.shows("#announced", f"{deep.episode_id}, root.0, turn 0 of {len(deep.agents[1].turns)}")
 
 
 @pytest.mark.slow
