@@ -421,6 +421,8 @@ function decisions(source, id, look) {
   const families = [...new Set(source.delegation.map((row) => row.family))];
   const parts = families.flatMap((family) => {
     const here = source.delegation.filter((row) => row.family === family);
+    // Budgets rise, so these are links of the largest one.
+    const hrefs = new Map(source.rows.filter((row) => row.family === family && !row.pooled).map((row) => [`${row.size}\n${row.strategy}`, row.href]));
     const sizes = [...new Set(here.map((row) => row.size))];
     const names = [...new Set(here.map((row) => row.strategy))];
     const lines = (key, what) =>
@@ -435,6 +437,7 @@ function decisions(source, id, look) {
             y: row[key][0],
             low: row[key][1],
             high: row[key][2],
+            href: hrefs.get(`${row.size}\n${one}`),
             tip: `${one}, ${family} ${row.size}\n${what} ${formatEstimate(row[key])}`,
           })),
       }));
