@@ -47,7 +47,7 @@ def test_cells_points_and_steps_lead_to_episodes(browser: Any, file: Path) -> No
     with opened(browser, file) as page:
         links = [
             page.tab.locator(f"{place} a[href^='report_trace.html#']").first
-            for place in ("#results tbody", "#frontier svg.chart", "#frontier tbody", "#learning")
+            for place in ("#results tbody", "#frontier svg.chart", "#frontier tbody", "#decisions svg.chart", "#learning")
         ]
         names = [str(link.get_attribute("href")).partition("#")[2].split("/")[0] for link in links]
     with opened(browser, file.with_name("report_trace.html")) as page:
