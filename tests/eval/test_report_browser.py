@@ -45,9 +45,10 @@ def file(run: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_cells_points_and_steps_lead_to_episodes(browser: Any, file: Path) -> None:
     with opened(browser, file) as page:
+        tables_and_figures = ("#results tbody", "#frontier tbody", "#frontier svg.chart", "#decisions svg.chart")
         links = [
             page.tab.locator(f"{place} a[href^='report_trace.html#']").first
-            for place in ("#results tbody", "#frontier svg.chart", "#frontier tbody", "#decisions svg.chart", "#learning")
+            for place in (*tables_and_figures, "#learning")
         ]
         names = [str(link.get_attribute("href")).partition("#")[2].split("/")[0] for link in links]
     with opened(browser, file.with_name("report_trace.html")) as page:
