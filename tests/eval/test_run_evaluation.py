@@ -21,7 +21,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks import Style
 from selfcest_eval.play.results import read_results
 from selfcest_eval.report import study_report as report
-from selfcest_eval.report.page import WorstEpisodes, make_source_data
+from selfcest_eval.report.page import LinkedEpisodes, make_source_data
 from selfcest_eval.report.run_report import RunEvaluation, report_run
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.report.training_run import (
@@ -353,7 +353,7 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_source_of_a_page(trained:
         folders.append(part.folder)
     [whole], [both] = read_sources([trained.folder]), read_sources(folders)
     assert both.name == "s0 + s1"
-    first, second = (make_source_data(report_on(source), WorstEpisodes("t.html")) for source in (whole, both))
+    first, second = (make_source_data(report_on(source), LinkedEpisodes("t.html")) for source in (whole, both))
     for part in ("rows", "delegation", "learning", "warmstart", "findings", "failures", "jobs"):
         assert first[part] == second[part], part
     found = {one["metric"]: one for one in first["learning"]["series"]}
