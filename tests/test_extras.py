@@ -103,6 +103,7 @@ def test_an_adapter_without_its_library_says_what_to_install(
     [
         ("selfcest_verifiers", "verifiers", "verifiers"),
         ("selfcest_agents.inspect_game", "inspect_ai", "inspect"),
+        ("selfcest_agents.tinker_engine", "tinker", "tinker"),
         ("selfcest_training.export.tinker", "tinker", "tinker"),
         ("selfcest_training.export.prime_rl", "msgspec", "prime-rl"),
     ],

@@ -18,6 +18,7 @@ import pytest
 
 from selfcest_env.errors import RecordError
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.seeding import stream_seed
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import Fault, Limits, Status
 
@@ -26,7 +27,7 @@ if find_spec("inspect_ai") is not None:
     from inspect_ai.event import ModelEvent, SpanBeginEvent
     from inspect_ai.log import EvalSample, read_eval_log
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
-    from random_texts import random_text
+    from random_texts import random_limits, random_text
 
     from selfcest_agents.inspect_game import read_record
 
@@ -37,7 +38,7 @@ pytestmark = [
     ),
 ]
 EPISODES = int(os.environ.get("SELFCEST_INSPECT_EPISODES", "40"))
-PER_TASK = 5
+PER_TASK = 20
 ROOT_FOLDER = Path(__file__).parents[2]
 TASK = ROOT_FOLDER / "agents" / "selfcest_agents" / "inspect_game.py"
 WORDS = WordCounter()
@@ -45,15 +46,24 @@ CHARS = 4  # of a token of the scripted model
 
 
 class ScriptedModel:
-    """Texts for the mock model of Inspect: random ones, or those that `write` writes from the prompt."""
+    """Texts for the mock model of Inspect: random ones, or those that `write` writes from the prompt.
+
+    A random text depends only on the seed and on the messages, since Inspect plays several samples at the same time.
+    """
 
     def __init__(self, seed: int, *, obeys: bool = True, write: Any = None) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
         self._obeys = obeys
         self._write = write
+        self.requests = 0
 
     def __call__(self, messages: list[Any], tools: Any, choice: Any, config: Any) -> ModelOutput:
-        text = random_text(self._rng) if self._write is None else self._write(messages[-1].text)
+        self.requests += 1
+        if self._write is None:
+            conversation = stream_seed("inspect-test", self._seed, *(message.text for message in messages))
+            text = random_text(np.random.default_rng(conversation))
+        else:
+            text = self._write(messages[-1].text)
         reason = "stop"
         if self._obeys and len(text) > CHARS * config.max_tokens:
             text = text[: CHARS * config.max_tokens]
@@ -77,51 +87,58 @@ def play(model: ScriptedModel, folder: Path, limits: dict[str, Any], tasks: int 
 def recount(sample: EvalSample, limits: Limits) -> EpisodeRecord:
     """Count a sample again from the events of its log, and compare the sums with the limits and with the record."""
     record = read_record(sample.store)
+    assert sample.error is None
+    played = {str(agent.agent_id): agent for agent in record.agents if agent.turns}
     agent_by_span = {e.id: e.name for e in sample.events if isinstance(e, SpanBeginEvent) and e.type == "agent"}
-    events = [event for event in sample.events if isinstance(event, ModelEvent)]
+    events_by_agent: dict[str, list[ModelEvent]] = {}
+    for event in sample.events:
+        if isinstance(event, ModelEvent):
+            events_by_agent.setdefault(agent_by_span[event.span_id], []).append(event)
+    assert set(events_by_agent) == set(played)
+    total = 0
     generated = 0
-    by_agent: dict[str, list[int]] = {}
-    prompt_by_agent: dict[str, int] = {}
-    for event in events:
-        assert event.config.max_tokens <= limits.turn_tokens
-        generated += min(event.output.usage.output_tokens, event.config.max_tokens)
-        name = agent_by_span[event.span_id]
-        by_agent.setdefault(name, []).append(event.config.max_tokens)
+    for name, events in events_by_agent.items():
+        turns = played[name].turns
+        assert len(events) == len(turns) <= limits.max_turns
         # The last request of an agent holds all its blocks, which the ledger prices by their words.
-        blocks = [message.text for message in event.input if message.role != "assistant"]
-        prompt_by_agent[name] = sum(1 + WORDS.count_text(text) for text in blocks)
-    total = generated + sum(prompt_by_agent.values())
-    granted = {str(a.agent_id): [turn.facts.max_new_tokens for turn in a.turns] for a in record.agents if a.turns}
-    assert by_agent == granted
+        blocks = [message.text for message in events[-1].input if message.role != "assistant"]
+        context = sum(1 + WORDS.count_text(text) for text in blocks)
+        for event, turn in zip(events, turns, strict=True):
+            grant = event.config.max_tokens
+            assert grant == turn.facts.max_new_tokens <= limits.turn_tokens
+            # A turn over its grant is charged its grant.
+            charged = min(event.output.usage.output_tokens, grant)
+            assert charged == turn.facts.generated_tokens
+            assert (event.output.usage.output_tokens > grant) == (turn.facts.fault is Fault.OVER_GRANT)
+            generated += charged
+            context += charged
+        assert limits.context_tokens is None or context <= limits.context_tokens
+        total += context
     assert (total, generated) == (record.cost.total_tokens, record.cost.generated_tokens)
     assert total <= limits.total_tokens
     assert limits.generated_tokens is None or generated <= limits.generated_tokens
-    assert len(by_agent) - 1 <= limits.max_clones
-    assert sample.scores["team_return"].metadata["total_tokens"] == record.cost.total_tokens
+    assert len(events_by_agent) - 1 <= record.cost.clones <= limits.max_clones
+    assert record.cost.depth <= limits.max_depth
+    assert sample.scores["team_return"].metadata["total_tokens"] == total
     return record
 
 
 def test_no_random_episode_is_over_a_limit(tmp_path: Path) -> None:
-    sums = {"episodes": 0, "clones": 0, "turns": 0}
+    sums = {"episodes": 0, "agents": 0, "turns": 0, "tokens": 0, "requests": 0}
     for seed in range(max(1, EPISODES // PER_TASK)):
-        rng = np.random.default_rng(seed)
-        limits = {
-            "total_tokens": int(rng.integers(300, 3000)),
-            "generated_tokens": int(rng.integers(50, 500)) if rng.random() < 0.3 else None,
-            "turn_tokens": int(rng.integers(20, 100)),
-            "reply_tokens": int(rng.integers(1, 64)),
-            "max_turns": int(rng.integers(2, 7)),
-            "max_clones": int(rng.integers(0, 8)),
-            "max_depth": int(rng.integers(0, 4)),
-        }
-        for sample in play(ScriptedModel(seed), tmp_path, limits, PER_TASK):
+        limits = random_limits(np.random.default_rng(seed))
+        model = ScriptedModel(seed)
+        samples = play(model, tmp_path, limits, PER_TASK)
+        assert len(samples) == PER_TASK
+        for sample in samples:
             record = recount(sample, Limits(**limits))
-            sums["episodes"] += 1
-            sums["clones"] += record.cost.clones
+            sums["agents"] += sum(1 for agent in record.agents if agent.turns)
             sums["turns"] += record.cost.turns
+            sums["tokens"] += record.cost.total_tokens
+        sums["episodes"] += len(samples)
+        sums["requests"] += model.requests
         print(sums, flush=True)
-    assert sums["turns"] > sums["episodes"] > 0
-    assert sums["clones"] > 0
+    assert sums["requests"] == sums["turns"] > sums["agents"] > sums["episodes"] > 0
 
 
 def test_inspect_eval_finds_the_task_by_the_path_of_its_file(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""Random texts of turns: calls, answers, reads, noise and attacks."""
+"""Random episodes: texts of turns (calls, answers, reads, noise and attacks), and limits of trees."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -29,3 +31,20 @@ def random_text(rng: np.random.Generator) -> str:
     names = list(ATTACKS)
     text = ATTACKS[names[int(rng.integers(len(names)))]]()
     return text.encode(errors="replace").decode()[:MAX_TEXT_CHARS]
+
+
+def random_limits(rng: np.random.Generator) -> dict[str, Any]:
+    """Draw fields of `Limits`."""
+    return {
+        "total_tokens": int(rng.integers(700, 20_000)),
+        "generated_tokens": int(rng.integers(50, 2000)) if rng.random() < 0.3 else None,
+        "context_tokens": int(rng.integers(700, 5000)) if rng.random() < 0.3 else None,
+        "turn_tokens": int(rng.integers(30, 800)),
+        "reply_tokens": int(rng.integers(1, 64)),
+        "answer_reserve": int(rng.integers(0, 16)),
+        "max_turns": int(rng.integers(1, 7)),
+        "max_clones": int(rng.integers(0, 8)),
+        "max_clones_per_call": int(rng.integers(1, 4)),
+        "max_depth": int(rng.integers(0, 4)),
+        "max_reads": int(rng.integers(0, 3)),
+    }

@@ -36,6 +36,7 @@ from selfcest_training.learner.options import Denominator
 
 if find_spec("verifiers") is not None:
     import verifiers.v1 as vf
+    from random_texts import random_limits
     from scripted_engine import ScriptedEngine
     from verifiers.v1.serve import EnvClient, EnvServer
 
@@ -95,22 +96,6 @@ async def play(
         slots = [slot for task in env.taskset for slot in env.slots(task, rollouts)]
         at_once = asyncio.Semaphore(16)
         return list(await asyncio.gather(*(env.run_slot(slot, context, at_once) for slot in slots)))
-
-
-def random_limits(rng: np.random.Generator) -> dict[str, Any]:
-    return {
-        "total_tokens": int(rng.integers(700, 20_000)),
-        "generated_tokens": int(rng.integers(50, 2000)) if rng.random() < 0.3 else None,
-        "context_tokens": int(rng.integers(700, 5000)) if rng.random() < 0.3 else None,
-        "turn_tokens": int(rng.integers(30, 800)),
-        "reply_tokens": int(rng.integers(1, 64)),
-        "answer_reserve": int(rng.integers(0, 16)),
-        "max_turns": int(rng.integers(1, 7)),
-        "max_clones": int(rng.integers(0, 8)),
-        "max_clones_per_call": int(rng.integers(1, 4)),
-        "max_depth": int(rng.integers(0, 4)),
-        "max_reads": int(rng.integers(0, 3)),
-    }
 
 
 def recount(episode: vf.Episode, limits: Limits, kind: str) -> EpisodeRecord:
