@@ -5,13 +5,19 @@ Each ledger is counted again from the events of Inspect's log.
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import socket
 import subprocess
 import sys
+import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
+from urllib.error import URLError
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -195,6 +201,39 @@ def test_a_tree_is_played_scored_and_logged(tmp_path: Path) -> None:
     assert score.metadata["clones"] == 2
     assert [message.role for message in sample.messages] == ["system", "user", "assistant", "user", "assistant"]
     assert "2" in sample.messages[3].text
+
+
+def test_the_viewer_of_inspect_shows_the_agents_of_a_tree(tmp_path: Path) -> None:
+    """`inspect view` serves the log that it lists, with a span for each agent and the requests in it."""
+    play(ScriptedModel(0, write=write_answer), tmp_path, {"total_tokens": 3000})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    inspect = str(Path(sys.executable).with_name("inspect"))
+    command = [inspect, "view", "start", "--log-dir", str(tmp_path), "--host", "127.0.0.1", "--port", str(port)]
+
+    def get(path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            return json.load(answer)
+
+    process = subprocess.Popen(command, cwd=tmp_path)
+    try:
+        end = monotonic() + 120
+        while True:
+            try:
+                (file,) = get("/api/log-files")["files"]
+                break
+            except URLError:
+                assert process.poll() is None
+                assert monotonic() < end
+                sleep(0.5)
+        (sample,) = get(f"/api/logs/{quote(file['name'], safe='')}")["samples"]
+    finally:
+        process.terminate()
+        process.wait(30)
+    agent_by_span = {event["id"]: event["name"] for event in sample["events"] if event.get("type") == "agent"}
+    requests = [agent_by_span[event["span_id"]] for event in sample["events"] if event["event"] == "model"]
+    assert sorted(requests) == ["root", "root", "root.0", "root.1"]
 
 
 def test_a_model_that_ignores_its_grant_is_charged(tmp_path: Path) -> None:
