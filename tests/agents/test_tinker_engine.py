@@ -1,6 +1,7 @@
-"""An episode with clones through SkyRL's server, which speaks Tinker; in the environment that has SkyRL.
+"""The engine over a sampling client of Tinker, in the environment that has Tinker.
 
-The server is started by its own command. Its database has each request and each answer, and the ledger is counted again
+In an environment that has SkyRL too, an episode with clones is played through its server, which speaks Tinker. The
+server is started by its own command. Its database has each request and each answer, and the ledger is counted again
 from these.
 """
 
@@ -13,25 +14,29 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from selfcest_agents.engine import Completion, FailedRequest, TokenRequest
 from selfcest_agents.policy import EnginePolicy, SamplingConfig, ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_env.errors import PolicyError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Limits, Task
+from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, FinishReason, Limits, Task
 from selfcest_env.views import Observation
 
-if find_spec("skyrl") is not None:
+if find_spec("tinker") is not None:
     import tinker
     import torch
     from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
@@ -47,8 +52,92 @@ if find_spec("skyrl") is not None:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("skyrl") is None, reason="SkyRL is not installed; docs/export.md says how"),
+    pytest.mark.skipif(
+        find_spec("tinker") is None, reason="Tinker is not installed; docs/export.md says how, .ci/run does it"
+    ),
 ]
+STOP = 9
+
+
+class ScriptedClient:
+    """A sampling client that gives these answers in turn: ids with log-probs, or an error."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.sent: list[tuple[list[int], Any]] = []
+        self.futures: list[Future[Any]] = []
+        self._answers = list(answers)
+
+    def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Future[Any]:
+        assert num_samples == 1
+        self.sent.append((prompt.to_ints(), sampling_params))
+        future: Future[Any] = Future()
+        self.futures.append(future)
+        if self._answers:
+            answer = self._answers.pop(0)
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                tokens, logprobs = answer
+                future.set_result(SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=logprobs)]))
+        return future
+
+
+def test_a_request_has_the_grant_and_its_answer_is_read() -> None:
+    client = ScriptedClient(([5, STOP], [-0.5, -0.25]), ([5, 6, 7], [-0.5] * 3), ([STOP], [-0.5]))
+    engine = TinkerEngine(client, stop_ids=[STOP], policy_version=3)
+    engine.submit(
+        [
+            TokenRequest("stops", (1, 2), 3, seed=2**40 + 7),
+            TokenRequest("is long", (1,), 3, seed=0, temperature=0.5),
+            TokenRequest("is greedy", (1,), 3, seed=0, temperature=0.0),
+        ]
+    )
+    completions = {completion.key: completion for completion in engine.poll()}
+    assert engine.pending == 0
+    assert engine.poll() == []
+    assert completions["stops"] == Completion("stops", (5, STOP), (-0.5, -0.25), FinishReason.STOP, 3)
+    assert completions["is long"].finish_reason is FinishReason.LENGTH
+    assert completions["is greedy"].logprobs == (0.0,)
+    ids, params = client.sent[0]
+    assert ids == [1, 2]
+    assert (params.max_tokens, params.seed, params.stop, params.temperature) == (3, 7, [STOP], 1.0)
+    assert (params.top_k, params.top_p) == (-1, 1.0)
+    assert client.sent[1][1].temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (([5, 6, 7, 8], [-0.5] * 4), "has 4 ids for max_tokens = 3"),
+        (([], []), "has 0 ids for max_tokens = 3"),
+        (([STOP, 5], [-0.5] * 2), "continues after a stop id"),
+        (([5], None), "has no log-probs"),
+    ],
+)
+def test_a_server_that_breaks_the_contract_is_refused(answer: Any, message: str) -> None:
+    engine = TinkerEngine(ScriptedClient(answer), stop_ids=[STOP])
+    engine.submit([TokenRequest("r", (1,), 3, seed=0)])
+    with pytest.raises(PolicyError, match=message):
+        engine.poll()
+
+
+def test_a_failure_of_the_service_fails_its_request_only() -> None:
+    client = ScriptedClient(ConnectionError("no route"), ([STOP], [-0.5]))
+    engine = TinkerEngine(client, stop_ids=[STOP])
+    engine.submit([TokenRequest(key, (1,), 3, seed=0) for key in ("fails", "ends", "waits")])
+    with pytest.raises(PolicyError, match="'waits'"):
+        engine.submit([TokenRequest("waits", (1,), 3, seed=0)])
+    failed, ended = engine.poll()
+    assert isinstance(failed, FailedRequest)
+    assert "fails got no answer from Tinker: ConnectionError: no route" in str(failed.error)
+    assert ended.token_ids == (STOP,)
+    engine.cancel(["waits", "unknown"])
+    assert engine.pending == 0
+    assert client.futures[2].cancelled()
+
+
+# SkyRL's server
+
 TASK = Task("sum", "What is 1+1+2+2?", "6", "by hand")
 LIMITS = Limits(total_tokens=3000, turn_tokens=96, max_clones=2)
 START_S = 900  # time for the imports of the server on a busy machine
@@ -185,6 +274,7 @@ def recount(samples: list[tuple[dict[str, Any], dict[str, Any]]], record: Episod
     assert total <= LIMITS.total_tokens
 
 
+@pytest.mark.skipif(find_spec("skyrl") is None, reason="SkyRL is not installed; docs/export.md says how")
 def test_an_episode_with_clones_is_played_and_its_rows_are_trained(server: Server) -> None:
     codec = ChatCodec(AutoTokenizer.from_pretrained(server.model))
     service = tinker.ServiceClient(base_url=server.url, api_key="tml-none")
