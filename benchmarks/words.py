@@ -2,7 +2,8 @@
 
     python benchmarks/words.py [--check]
 
-Words are what `wc -w` counts, code blocks and tables included. Columns:
+Words are what `wc -w` counts, code blocks and tables included; of a notebook, those of its cells without outputs.
+Columns:
 
 * hand-written: words that a person wrote. Of a page that a command prints, these are the prose strings of its source.
 * generated: words that a command prints from code or stored evidence, tables first of all.
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 160_000
+LIMIT = 55_000
 SHORTEST_PROSE = 4  # words: a shorter string is a name, a key or the head of a column
 REFERENCE = "docs/reference/"  # a command writes every page of this folder from code
 
@@ -105,7 +107,10 @@ def _count_string(string: ast.Constant | ast.JoinedStr) -> int:
 def count_page(page: str) -> Iterator[Words]:
     """The words of one page."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    if page.startswith(REFERENCE):
+    if page.endswith(".ipynb"):
+        cells = json.loads(text)["cells"]
+        yield Words(page, sum(len("".join(cell["source"]).split()) for cell in cells))
+    elif page.startswith(REFERENCE):
         yield Words(page, 0, len(text.split()), "its first lines name the command")
     elif page in PRINTED:
         source = PRINTED[page]
@@ -117,7 +122,13 @@ def count_page(page: str) -> Iterator[Words]:
 
 def count() -> list[Words]:
     """The words of every page, and of the programs that print pages."""
-    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
+    docs = ROOT / "docs"
+    files = [
+        ROOT / "README.md",
+        *sorted(docs.glob("*.md")),
+        *sorted(docs.glob("*/*.md")),
+        *sorted(docs.glob("*/*.ipynb")),
+    ]
     pages = [words for file in files for words in count_page(file.relative_to(ROOT).as_posix())]
     programs = sorted({source.file for source in PRINTED.values()} | set(_studies()))
     for program in programs:
