@@ -40,6 +40,7 @@ from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import COSTS
 from selfcest_eval.play.policies import POLICIES
 from selfcest_eval.play.strategies import STRATEGIES
+from selfcest_lab import GAMES
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import SCHEMES, find_scheme
 from selfcest_training.learner.losses import LOSSES
@@ -362,6 +363,9 @@ def credit_page() -> str:
             table(["scheme", "advantage", "promise", "source"], rows),
             "## Options",
             option_table(schemes, "scheme"),
+            "## Games of the laboratory",
+            "`selfcest lab --game NAME` measures schemes in these games ([The laboratory](../lab.md)).",
+            table(["game", "what it has"], [[f"`{name}`", escape(game.about)] for name, game in GAMES.items()]),
         ]
     )
 
