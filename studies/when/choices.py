@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import eq
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,6 +19,8 @@ from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.types import Task
 from selfcest_eval.play.results import Result
 
+SIZE_RANGES = {"3 to 9": range(3, 10), "10 to 13": range(10, 14), "14 to 17": range(14, 18), "18 to 27": range(18, 28)}
+NO_ROOM = "too long for the window"
 MIN_GAIN = 0.02  # of reward: below it the choice does not matter, and no decision is counted
 
 
@@ -111,25 +114,43 @@ def read_instances(results: Iterable[Result], free: str, always: str, never: str
     return instances
 
 
-def fit_threshold_rule(observed: Sequence[Observed]) -> Rule:
+def fit_threshold_rule(observed: Sequence[Observed], ignores: str = "") -> Rule:
     """Fit the rule that delegates from a number on, with one number for each price and comparison.
 
     Where the stated size fits the window, the number is that size: the longer the ledgers, the more a short critical
     path is worth. Where it does not fit, the number is the excess over the room. Where no size is stated, the rule
     delegates from a small room downwards. Each number is the one that would have gained most on what was observed.
+
+    Args:
+        ignores: what the rule does not look at: "size" (but for the comparison with the window: so it is a table of
+            comparison and price), "window", "price", or "" for nothing.
     """
-    points: dict[tuple[int, str], list[tuple[int, float]]] = {}
+
+    def find_case(prompt: Prompt) -> Hashable:
+        return (None if ignores == "price" else prompt.price), _compare(prompt, ignores)
+
+    points: dict[Hashable, list[tuple[int, float]]] = {}
     for item in observed:
-        points.setdefault((item.prompt.price, item.prompt.comparison), []).append((_measure(item.prompt), item.gain))
-    thresholds = {key: _find_best_threshold(found) for key, found in points.items()}
-    return lambda prompt: _measure(prompt) >= thresholds.get((prompt.price, prompt.comparison), float("inf"))
+        points.setdefault(find_case(item.prompt), []).append((_measure(item.prompt, ignores), item.gain))
+    thresholds = {case: _find_best_threshold(found) for case, found in points.items()}
+    return lambda prompt: _measure(prompt, ignores) >= thresholds.get(find_case(prompt), float("inf"))
 
 
-def _measure(prompt: Prompt) -> int:
+def _compare(prompt: Prompt, ignores: str) -> str:
+    if ignores == "window":
+        return "?" if prompt.size is None else "+"
+    return prompt.comparison
+
+
+def _measure(prompt: Prompt, ignores: str) -> int:
     """Return the number on which the threshold rule looks after a prompt."""
+    if ignores == "size":
+        return 0
     if prompt.size is None:
-        return -prompt.room
-    return prompt.size if prompt.size <= prompt.room else prompt.size - prompt.room
+        return 0 if ignores == "window" else -prompt.room
+    if ignores == "window" or prompt.size <= prompt.room:
+        return prompt.size
+    return prompt.size - prompt.room
 
 
 def _find_best_threshold(points: Sequence[tuple[int, float]]) -> float:
@@ -144,17 +165,14 @@ def _find_best_threshold(points: Sequence[tuple[int, float]]) -> float:
     return best_threshold
 
 
-def fit_table(observed: Sequence[Observed], key: Callable[[Prompt], Hashable] = lambda prompt: prompt) -> Rule:
-    """Fit a look-up of a key of the prompt, by default the whole prompt.
-
-    A key that was not observed gets the choice that was better on average.
-    """
-    gains: dict[Hashable, list[float]] = {}
+def fit_table(observed: Sequence[Observed]) -> Rule:
+    """Fit a look-up table of whole prompts. One that was not observed gets the choice that was better on average."""
+    gains: dict[Prompt, list[float]] = {}
     for item in observed:
-        gains.setdefault(key(item.prompt), []).append(item.gain)
+        gains.setdefault(item.prompt, []).append(item.gain)
     default = sum(item.gain for item in observed) > 0
-    choices = {known: mean(values) > 0 for known, values in gains.items()}
-    return lambda prompt: choices.get(key(prompt), default)
+    choices = {prompt: mean(values) > 0 for prompt, values in gains.items()}
+    return lambda prompt: choices.get(prompt, default)
 
 
 def evaluate_rule(rule: Rule, instances: Sequence[Instance]) -> float:
@@ -165,17 +183,21 @@ def evaluate_rule(rule: Rule, instances: Sequence[Instance]) -> float:
 def describe(instances: Sequence[Instance], rules: Mapping[str, Rule]) -> dict[str, Any]:
     """Return the figures of one eval set, for a cell's JSON.
 
-    `agreement` is the share of instances on which the policy took the choice that earned more, among those on which
-    the two differ by `MIN_GAIN`. `hindsight` is the threshold rule that is fitted on these instances, and `oracle`
-    takes the better choice of each.
+    `agreement` is the share of instances on which the better choice was taken, among those on which the two differ by
+    `MIN_GAIN`. `hindsight` is the threshold rule that is fitted on these instances, and `oracle` takes the better
+    choice of each.
     """
     counted = [item for item in instances if abs(item.gain) >= MIN_GAIN]
     hindsight = fit_threshold_rule([Observed(item.prompt, item.gain) for item in instances])
+    choices = {"policy": [item.delegated for item in counted]}
+    for name, rule in rules.items():
+        choices[name] = [rule(item.prompt) for item in counted]
+    better = [item.gain > 0 for item in counted]
     return {
         "n": len(instances),
         "accuracy": round(mean(item.is_right for item in instances), 4),
         "delegated": round(mean(item.delegated for item in instances), 4),
-        "agreement": round(mean(item.delegated == (item.gain > 0) for item in counted), 4) if counted else None,
+        "agreement": {name: round(mean(map(eq, made, better)), 4) for name, made in choices.items()},
         "counted": len(counted),
         "rewards": {
             "policy": round(mean(item.free for item in instances), 4),
@@ -185,12 +207,24 @@ def describe(instances: Sequence[Instance], rules: Mapping[str, Rule]) -> dict[s
             "hindsight": round(evaluate_rule(hindsight, instances), 4),
             "oracle": round(mean(max(item.always, item.never) for item in instances), 4),
         },
-        "delegated_by_price": {
-            kind: {
-                str(price): [round(mean(item.delegated for item in group), 4), len(group)]
-                for price in sorted({item.prompt.price for item in instances})
-                if (group := [item for item in instances if item.prompt.price == price and item.fits is fits])
-            }
-            for kind, fits in (("fits", True), ("too_long", False))
-        },
+        "choices": _count_choices(instances),
     }
+
+
+def _count_choices(instances: Sequence[Instance]) -> dict[str, dict[str, list[int]]]:
+    """Return by range of the true size and by price how many instances delegated, were better delegated, and all."""
+    counts: dict[str, dict[str, list[int]]] = {}
+    for item in instances:
+        by_price = counts.setdefault(_find_range(item), {})
+        count = by_price.setdefault(str(item.prompt.price), [0, 0, 0])
+        for i, is_counted in enumerate((item.delegated, item.gain > 0, True)):
+            count[i] += is_counted
+    return counts
+
+
+def _find_range(instance: Instance) -> str:
+    """Return the range of sizes of an instance, or `NO_ROOM`."""
+    if not instance.fits:
+        return NO_ROOM
+    (found,) = (words for words, sizes in SIZE_RANGES.items() if instance.true_size in sizes)
+    return found

@@ -6,7 +6,7 @@ The page is a function of the stored cells. `--rerun when/deciding/seed0` trains
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -39,7 +39,15 @@ from studies.runner import (
     tuning_table,
 )
 from studies.trained import WHEN, list_missing, rerun
-from studies.when.choices import describe, fit_table, fit_threshold_rule, read_instances, read_training_values
+from studies.when.choices import (
+    NO_ROOM,
+    SIZE_RANGES,
+    describe,
+    fit_table,
+    fit_threshold_rule,
+    read_instances,
+    read_training_values,
+)
 
 EVIDENCE = Path(__file__).parent / "evidence"
 EVAL_SETS = {
@@ -55,17 +63,26 @@ REWARDS = {
     "always": "always",
     "never": "never",
     "table": "look-up table of the prompt",
-    "by_price": "table of the price",
-    "by_comparison": "table of comparison and price",
+    "without_price": "rule without the price",
+    "without_window": "rule without the window",
+    "without_size": "rule without the size",
     "threshold": "threshold rule",
     "hindsight": "threshold rule in hindsight",
     "oracle": "better choice of each instance",
 }
-PRICES = ("0", "1", "5", "6", "7")  # of when.yaml
+KNOWN_NUMBERS = ("seen", "new_sizes", "new_windows", "both_new")  # eval sets whose prompts state true sizes
+RULES = ("table", "without_price", "without_window", "without_size")
+BEATEN = {
+    "seen": ("always", "never", *RULES),
+    "new_windows": ("always", "never", *RULES),
+    "both_new": ("always", "never", "table", "without_price", "without_window"),
+}  # the rules that the policy is predicted to beat, by eval set
 LEFT_OUT = 100  # episodes of which clones are left out
-MAX_REGRET = 0.03
+MAX_REGRET = 0.02
+MIN_AGREEMENT = 0.85
 MAX_UNNEEDED = 0.2
 MIN_HIDDEN_REGRET = 0.05
+FIRST_MAX_REGRET = 0.03  # of the first version
 
 
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
@@ -79,10 +96,9 @@ def measure(config: RunConfig, variant: str, results: Sequence[Result]) -> dict[
     (seed,) = config.seeds
     observed = read_training_values(config.folder / variant / f"seed{seed}" / "episodes.jsonl")
     rules = {
-        "threshold": fit_threshold_rule(observed),
         "table": fit_table(observed),
-        "by_price": fit_table(observed, lambda prompt: prompt.price),
-        "by_comparison": fit_table(observed, lambda prompt: (prompt.comparison, prompt.price)),
+        **{f"without_{number}": fit_threshold_rule(observed, number) for number in ("price", "window", "size")},
+        "threshold": fit_threshold_rule(observed),
     }
     choices: dict[str, Any] = {}
     for stage in EvaluationStage:
@@ -124,21 +140,20 @@ def leave_clones_out(config: RunConfig, variant: str, folder: Path, records: Seq
 
 def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/when.md`."""
-    main = of(cells, "when").get("deciding", [])
-    hidden = of(cells, "when_hidden").get("deciding", [])
+    by_experiment = {name: of(cells, name).get("deciding", []) for name in WHEN}
+    main = by_experiment["when"]
     parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), list_missing(cells, WHEN)]
-    parts += [PREDICTED, _make_prediction_table(main, hidden)]
+    parts += [PREDICTED, _make_prediction_table(by_experiment)]
     if main:
-        parts += [REWARD, _make_reward_table(main), REGRET, _make_regret_table(main)]
-        parts += [SHARES, _make_share_table(main), CLONES, _make_left_out_table(main)]
-    if hidden:
-        parts += [HIDDEN, _make_reward_table(hidden)]
-    uncompared = of(cells, "when_uncompared").get("deciding", [])
-    if uncompared:
-        parts += [UNCOMPARED, _make_reward_table(uncompared), _make_share_table(uncompared)]
+        parts += [CHOICES, _make_choice_table(main, "seen"), _make_choice_table(main, "both_new")]
+        parts += [REWARD, _make_reward_table(main), AGREEMENT, _make_agreement_table(main)]
+        parts += [REGRET, _make_regret_table(main), CLONES, _make_left_out_table(main)]
+    for name, words in CONTROLS.items():
+        if by_experiment[name]:
+            parts += [words, _make_reward_table(by_experiment[name])]
     if first:
-        parts += [FIRST, _make_prediction_table(first, []), _make_reward_table(first), _make_share_table(first)]
-        parts += [_make_left_out_table(first)]
+        parts += [FIRST, _make_table_of_predictions(_predict_regret(first, FIRST_MAX_REGRET))]
+        parts += [_make_reward_table(first)]
     if cells or first:
         parts += [PROVENANCE, provenance([*cells, *first])]
     return joined([*filter(None, parts), TUNING, tuning_table(tuning)])
@@ -154,13 +169,13 @@ def get_regrets(cells: Sequence[Cell], eval_set: str, rival: str = "threshold") 
     return [get_rewards(cell, eval_set)[rival] - get_rewards(cell, eval_set)["policy"] for cell in cells]
 
 
-def _list_rewards(cells: Sequence[Cell]) -> list[str]:
-    """List what these cells have rewards of. Those of the first version lack two tables."""
-    return [name for name in REWARDS if name in get_rewards(cells[0], "seen")]
+def get_agreement(cells: Sequence[Cell], eval_set: str, name: str = "policy") -> list[float]:
+    """Return the share of instances on which the policy or a rule takes the better choice, for each seed."""
+    return [cell["choices"]["after"][eval_set]["agreement"][name] for cell in cells]
 
 
 def _make_reward_table(cells: Sequence[Cell]) -> str:
-    names = _list_rewards(cells)
+    names = [name for name in REWARDS if name in get_rewards(cells[0], "seen")]
     lines = []
     for eval_set, words in EVAL_SETS.items():
         before = over_seeds([get_rewards(cell, eval_set, "before")["policy"] for cell in cells])
@@ -169,31 +184,40 @@ def _make_reward_table(cells: Sequence[Cell]) -> str:
     return table(["instances", "before RL", *(REWARDS[name] for name in names)], lines)
 
 
+def _make_agreement_table(cells: Sequence[Cell]) -> str:
+    names = list(cells[0]["choices"]["after"]["seen"]["agreement"])
+    lines = []
+    for eval_set, words in EVAL_SETS.items():
+        shares = [over_seeds(get_agreement(cells, eval_set, name)) for name in names]
+        lines.append([words, *(shown(share) for share in shares)])
+    return table(["instances", *(REWARDS[name] for name in names)], lines)
+
+
 def _make_regret_table(cells: Sequence[Cell]) -> str:
     lines = []
     for eval_set, words in EVAL_SETS.items():
         for rival in ("threshold", "hindsight"):
             regrets = get_regrets(cells, eval_set, rival)
             lines.append([words, REWARDS[rival], each(regrets, 3), shown(over_seeds(regrets), 3, "+")])
-        agreement = [cell["choices"]["after"][eval_set]["agreement"] for cell in cells]
-        known = [value for value in agreement if value is not None]
-        lines.append(
-            [words, "agreement with the better choice", each(agreement), f"{mean(known):.2f}" if known else "-"]
-        )
     return table(["instances", "regret against", "every seed", "mean"], lines)
 
 
-def _make_share_table(cells: Sequence[Cell]) -> str:
-    """Return the share delegated by price, where the window has room and where it has not, before and after RL."""
+def _make_choice_table(cells: Sequence[Cell], eval_set: str) -> str:
+    """Return by size and price the share that calls clones before and after RL, and the share that should."""
+    stages = {stage: [cell["choices"][stage][eval_set]["choices"] for cell in cells] for stage in ("before", "after")}
+    prices = sorted({price for found in stages["after"] for by_price in found.values() for price in by_price}, key=int)
     lines = []
-    for eval_set in ("seen", "both_new"):
-        for kind, words in (("fits", "room enough"), ("too_long", "no room")):
-            for stage in ("before", "after"):
-                by_price = [cell["choices"][stage][eval_set]["delegated_by_price"][kind] for cell in cells]
-                shares = [[found[price][0] for found in by_price if price in found] for price in PRICES]
-                means = [f"{mean(found):.2f}" if found else "-" for found in shares]
-                lines.append([EVAL_SETS[eval_set], words, f"{stage} RL", *means])
-    return table(["instances", "window", "", *(f"price {price}" for price in PRICES)], lines)
+    for sizes in (*SIZE_RANGES, NO_ROOM):
+        line = [sizes]
+        for price in prices:
+            shares = []
+            for stage, column in (("before", 0), ("after", 0), ("after", 1)):
+                counts = [found.get(sizes, {}).get(price, [0, 0, 0]) for found in stages[stage]]
+                total = sum(count[2] for count in counts)
+                shares.append(f"{sum(count[column] for count in counts) / total:.2f}" if total else "-")
+            line.append("{} → {} ({})".format(*shares))
+        lines.append(line)
+    return table([f"{EVAL_SETS[eval_set]}: entries", *(f"price {price}" for price in prices)], lines)
 
 
 def _make_left_out_table(cells: Sequence[Cell]) -> str:
@@ -201,85 +225,120 @@ def _make_left_out_table(cells: Sequence[Cell]) -> str:
     return table(["seed", "answers that stay right"], lines)
 
 
-def _make_prediction_table(main: Sequence[Cell], hidden: Sequence[Cell]) -> str:
-    lines = []
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted, the figure of every seed (none: not run yet), and whether it holds."""
 
-    def add(text: str, values: Sequence[float], holds: Callable[[Sequence[float]], bool]) -> None:
-        if not values:
-            lines.append([text, "not run yet", ""])
-        else:
-            lines.append([text, each(values, 3), "held" if holds(values) else "**failed**"])
+    text: str
+    values: Sequence[float]
+    holds: Callable[[Sequence[float]], bool]
 
-    for eval_set in ("seen", "new_sizes", "new_windows", "both_new"):
-        text = f"{EVAL_SETS[eval_set]}: mean regret against the threshold rule at most {MAX_REGRET}"
-        add(text, get_regrets(main, eval_set), lambda values: mean(values) <= MAX_REGRET)
-    rivals = [name for name in ("always", "never", "table", "by_price") if not main or name in _list_rewards(main)]
-    for rival in rivals:
-        text = f"new sizes and windows: every seed earns more than {REWARDS[rival]}"
-        add(text, [-regret for regret in get_regrets(main, "both_new", rival)], lambda values: min(values) > 0)
-    text = f"share of answers that stay right without a clone: at most {MAX_UNNEEDED} in every seed"
+
+def _predict_regret(cells: Sequence[Cell], most: float) -> list[Prediction]:
+    predictions = []
+    for eval_set in KNOWN_NUMBERS:
+        text = f"{EVAL_SETS[eval_set]}: mean regret against the threshold rule at most {most}"
+        predictions.append(Prediction(text, get_regrets(cells, eval_set), lambda values: mean(values) <= most))
+    return predictions
+
+
+def _make_prediction_table(by_experiment: Mapping[str, Sequence[Cell]]) -> str:
+    main = by_experiment["when"]
+    predictions = _predict_regret(main, MAX_REGRET)
+    for eval_set in KNOWN_NUMBERS:
+        text = f"{EVAL_SETS[eval_set]}: mean agreement with the better choice at least {MIN_AGREEMENT}"
+        predictions.append(
+            Prediction(text, get_agreement(main, eval_set), lambda values: mean(values) >= MIN_AGREEMENT)
+        )
+    for eval_set, rivals in BEATEN.items():
+        for rival in rivals:
+            text = f"{EVAL_SETS[eval_set]}: the policy earns more than: {REWARDS[rival]} (mean over seeds)"
+            gains = [-regret for regret in get_regrets(main, eval_set, rival)]
+            predictions.append(Prediction(text, gains, lambda values: mean(values) > 0))
     shares = [cell["left_out"]["right"] / max(1, cell["left_out"]["clones"]) for cell in main]
-    add(text, shares, lambda values: max(values) <= MAX_UNNEEDED)
+    text = f"share of answers that stay right without a clone: at most {MAX_UNNEEDED} in every seed"
+    predictions.append(Prediction(text, shares, lambda values: max(values) <= MAX_UNNEEDED))
     text = f"without the window in the prompt: every regret against the better choice at least {MIN_HIDDEN_REGRET}"
-    add(text, get_regrets(hidden, "seen", "oracle"), lambda values: min(values) >= MIN_HIDDEN_REGRET)
+    regrets = get_regrets(by_experiment["when_hidden"], "seen", "oracle")
+    predictions.append(Prediction(text, regrets, lambda values: min(values) >= MIN_HIDDEN_REGRET))
+    return _make_table_of_predictions(predictions)
+
+
+def _make_table_of_predictions(predictions: Sequence[Prediction]) -> str:
+    lines = []
+    for prediction in predictions:
+        if prediction.values:
+            verdict = "held" if prediction.holds(prediction.values) else "**failed**"
+            lines.append([prediction.text, each(prediction.values, 3), verdict])
+        else:
+            lines.append([prediction.text, "not run yet", ""])
     return table(["predicted", "found, every seed", ""], lines)
 
 
 HEAD = """# When delegation is worth its cost
 
-Experiments with the embedded model (0.17 M parameters) on sums over three keyed ledgers with fresh digits; nothing
-follows for a large model. The prompt `?[1]C[2]E[3]A;12,15,3` states how many entries the ledgers have together
-(12), for how many one context has room (15), and the price of a clone (3). All three are drawn for each task. A reader
-pays for its long critical path, a root that calls clones pays their price, and a reader for which the window has no
-room is wrong. The warm start shows both styles half and half, whatever the prompt states, and without the window; its
-demonstrations compare size and window (`12153+`) and do not say what follows. RL has to find out *when*. A third of
-the sizes and of the windows is held out of demonstrations and of RL. 15 % of the prompts state no size and 10 % a
-wrong one.
+For readers who ask whether RL can teach *when* to delegate. The model is the embedded one (0.17 M parameters), the
+task a sum over three keyed ledgers with fresh digits; nothing follows for a large model.
 
-`python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed0` makes a cell
+The prompt `?[1]C[2]E[3]A;12,15,6` states how many entries the ledgers have together (12), for how many one context has
+room (15), and the price of a clone (6). All three are drawn for each task. A reader pays for its long critical path, a
+root that calls clones pays their price, and a reader whose window has no room is wrong. So it pays to delegate where
+the size exceeds the window, or where it exceeds a number that grows with the price. The warm start shows both styles
+half and half, whatever the prompt states, and without the window. Its demonstrations write whether the size fits the
+window (`12156+`); nothing in them says what follows, and nothing compares size and price. RL has to find out *when*:
+it trains the root's first turn alone (the credit scheme `decision`). A third of the sizes and of the windows is held
+out of demonstrations and of RL. 15 % of the prompts state no size and 10 % a wrong one.
+
+`python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed10` makes a cell
 again. The configuration is tuned on seeds from 100 on; configuration and predictions are then committed, and every
-reported seed is run once."""
+reported seed is run once. (Seeds 0 to 9 belong to the first version.)"""
 
 PREDICTED = """## Predictions
 
 They are committed before the first reported seed."""
 
+CHOICES = """## What the choice follows
+
+Share of the instances on which the root calls clones, before RL → after RL, and in brackets the share on which clones
+earn more. Instances of all seeds, by their true size."""
+
 REWARD = """## Reward, and what rules would earn
 
 Every instance was played by the policy's own choice and with either choice forced, from the same weights. A rule earns
-the reward of the choice that it takes. The *look-up table* and the *threshold rule* are fitted on the policy's own
-training episodes: the table knows each prompt that it has seen, and the rule delegates where the stated size exceeds
-the window by a number that depends on the price. *In hindsight* the rule is fitted on these very instances. ± is a 95 %
-interval over seeds (Student's t)."""
+the reward of the choice that it takes. All rules are fitted on the policy's own training episodes. The *threshold rule*
+has a threshold of the size for each price, and another where the size exceeds the window; three other rules do not look
+at one of the numbers (*without the size* still knows whether it fits the window). The *look-up table* knows each prompt
+that it has seen. *In hindsight* the threshold rule is fitted on these very instances. ± is a 95 % interval over seeds
+(Student's t)."""
+
+AGREEMENT = """## Agreement with the better choice
+
+Share of the instances on which the better choice is taken, among those on which the choices differ by 0.02 or more."""
 
 REGRET = """## Regret
 
-How much more a rule earns than the policy; below 0 the policy earns more. *Agreement* is the share of instances on
-which the policy took the better choice, among those on which the choices differ by 0.02 or more."""
-
-SHARES = "## What the choice follows\n\nShare of the instances on which the root calls clones, mean over seeds."
+How much more a rule earns than the policy; below 0 the policy earns more."""
 
 CLONES = """## Whether answers need the clones
 
 Of right answers by clones, each clone was left out, greedily. By chance one in ten stays right."""
 
-HIDDEN = """## Without the window in the prompt
+CONTROLS = {
+    "when_hidden": """## Without the window in the prompt
 
-The control: the same training, but no prompt states the window."""
+The control: the same training, but no prompt states the window.""",
+    "when_uncompared": """## Without the comparison in the demonstrations
 
-UNCOMPARED = """## Without the comparison in the demonstrations
-
-The control: the same training, but demonstrations only repeat the numbers (`12153`), so that RL has to compare size and
-window, too."""
+The control: the same training, but demonstrations only repeat the numbers (`12156`), so that RL has to compare size and
+window, too.""",
+}
 
 FIRST = """## The first version
 
-It was frozen and run with two seeds of ten, and then stopped: a hostile reading found that **it asks too little**. No
-price lies between 1 and 5, so that two bits decide: whether the written comparison is `-`, and whether the price is
+It was frozen and run with two seeds of ten, and then stopped: a hostile reading found that **it asks too little**. Its
+prices were 0, 1, 5, 6 and 7, so that two bits decide: whether the written comparison is `-`, and whether the price is
 low. A table of ten entries over both, fitted on the first step of RL, earned more than the policy in both seeds
-(measured by an outside reader; no command here prints it). The look-up table knows whole prompts and is a weak rival.
-Seed 1 did not learn the price. The next version draws prices for which the size matters by degree, and has that table
-as its rival."""
+(measured by an outside reader; no command here prints it). Seed 1 did not learn the price."""
 
 PROVENANCE = "## Cells\n\nCPU-s are of training, on a shared machine. A warm start that has not learned begins again."
 

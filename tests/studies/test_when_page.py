@@ -22,6 +22,7 @@ from studies import trained
 from studies.runner import CONFIGS, Rerun, read_json
 from studies.when import study
 from studies.when.choices import (
+    NO_ROOM,
     Instance,
     Observed,
     Prompt,
@@ -68,14 +69,30 @@ def test_a_table_knows_what_it_has_seen_and_takes_the_better_choice_elsewhere() 
     assert table(Prompt(14, 12, 4)), "all gains add up to more than 0"
 
 
-def test_a_table_of_comparison_and_price_knows_numbers_that_it_has_not_seen() -> None:
+def test_a_rule_without_the_size_is_a_table_of_comparison_and_price() -> None:
     observed = [observe(9, 12, 4, -0.3), observe(15, 12, 4, 0.9), observe(9, 12, 0, 0.2), observe(None, 12, 4, -0.1)]
-    table = fit_table(observed, lambda prompt: (prompt.comparison, prompt.price))
-    assert not table(Prompt(20, 21, 4))
-    assert table(Prompt(22, 21, 4))
-    assert table(Prompt(20, 21, 0))
-    assert not table(Prompt(None, 5, 4))
-    assert table(Prompt(20, 21, 7)), "all gains add up to more than 0"
+    rule = fit_threshold_rule(observed, "size")
+    assert not rule(Prompt(20, 21, 4))
+    assert rule(Prompt(22, 21, 4))
+    assert rule(Prompt(3, 21, 0))
+    assert not rule(Prompt(None, 5, 4))
+
+
+def test_a_rule_without_the_price_has_one_threshold_for_all_prices() -> None:
+    observed = [observe(9, 12, 4, -0.3), observe(11, 12, 4, 0.1), observe(9, 12, 5, -0.4), observe(11, 12, 5, 0.1)]
+    rule = fit_threshold_rule(observed, "price")
+    assert rule(Prompt(11, 20, 7))
+    assert not rule(Prompt(10, 20, 0))
+    assert not rule(Prompt(21, 20, 4)), "no size above the window was observed"
+
+
+def test_a_rule_without_the_window_looks_at_size_and_price() -> None:
+    observed = [observe(9, 12, 4, -0.3), observe(15, 12, 4, 0.9), observe(9, 30, 5, 0.2), observe(None, 12, 4, 0.1)]
+    rule = fit_threshold_rule(observed, "window")
+    assert rule(Prompt(15, 30, 4))
+    assert not rule(Prompt(14, 10, 4))
+    assert rule(Prompt(9, 30, 5))
+    assert rule(Prompt(None, 30, 4))
 
 
 def test_figures_of_an_eval_set_by_hand() -> None:
@@ -87,12 +104,13 @@ def test_figures_of_an_eval_set_by_hand() -> None:
     found = describe(instances, {"always": lambda prompt: True})
     assert found["n"] == 3
     assert found["delegated"] == pytest.approx(1 / 3, abs=1e-4)
-    assert (found["agreement"], found["counted"]) == (0.5, 2), "a gain of 0.01 does not count"
+    assert found["counted"] == 2, "a gain of 0.01 does not count"
+    assert found["agreement"] == {"policy": 0.5, "always": 0.5}
     assert found["rewards"]["policy"] == pytest.approx((0.7 - 0.4 + 0.5) / 3, abs=1e-4)
     assert (
         found["rewards"]["oracle"] == found["rewards"]["hindsight"] == pytest.approx((0.7 + 0.4 + 0.51) / 3, abs=1e-4)
     )
-    assert found["delegated_by_price"] == {"fits": {"4": [0.5, 2]}, "too_long": {"4": [0.0, 1]}}
+    assert found["choices"] == {"3 to 9": {"4": [0, 0, 1]}, NO_ROOM: {"4": [0, 1, 1]}, "10 to 13": {"4": [1, 0, 1]}}
     assert evaluate_rule(lambda prompt: prompt.size == 15, instances) == pytest.approx((0.7 + 0.4 + 0.51) / 3)
 
 
@@ -110,7 +128,7 @@ def test_a_cell_is_trained_played_and_measured(tmp_path: Path, monkeypatch: pyte
     config.write_text(yaml.safe_dump(data), encoding="utf-8")
     monkeypatch.setitem(trained.EXPERIMENTS, "when", config)
     monkeypatch.chdir(tmp_path)
-    (file,) = study.rerun_cell("when/deciding/seed0", Rerun(study.EVIDENCE, tmp_path / "cells"))
+    (file,) = study.rerun_cell("when/deciding/seed10", Rerun(study.EVIDENCE, tmp_path / "cells"))
     cell = read_json(file)
     assert cell["left_out"].keys() == {"right", "clones"}
     assert cell["choices"].keys() == {"before", "after"}

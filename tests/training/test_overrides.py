@@ -8,7 +8,7 @@ import pytest
 
 from selfcest_env.errors import ConfigError
 from selfcest_eval.play.config import load_study
-from selfcest_training.config_file import load_config
+from selfcest_training.config_file import load_config, read_config
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs"
 QUICK = CONFIGS / "quick.yaml"
@@ -50,3 +50,13 @@ def test_a_missing_extends_names_the_file_that_extends(tmp_path: Path) -> None:
     file.write_text("extends: nowhere.yaml\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"mine.yaml: extends is 'nowhere.yaml': there is no config file"):
         load_config(file)
+
+
+def test_a_plug_in_with_another_name_replaces_the_one_of_the_file_that_is_extended(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("one: {name: a, options: {x: 1, y: 2}}\ntwo: {name: a, options: {x: 1, y: 2}}\n", encoding="utf-8")
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: base.yaml\none: {name: b, options: {x: 3}}\ntwo: {options: {x: 3}}\n", encoding="utf-8")
+    read = read_config(file)
+    assert read["one"] == {"name": "b", "options": {"x": 3}}
+    assert read["two"] == {"name": "a", "options": {"x": 3, "y": 2}}

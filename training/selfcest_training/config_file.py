@@ -173,14 +173,19 @@ def _read_text(path: Path) -> str:
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge changes into a mapping, recursively.
 
-    `null` deletes a key whose value is a mapping, for example a variant, and becomes the value of any other key.
+    `null` deletes a key whose value is a mapping, for example a variant, and becomes the value of any other key. A
+    plug-in with another name replaces the old one with its options, which are not those of the new one.
     """
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
         if isinstance(old, dict) and value is None:
             del merged[key]
-        elif isinstance(old, dict) and isinstance(value, Mapping):
+        elif (
+            isinstance(old, dict)
+            and isinstance(value, Mapping)
+            and value.get("name", old.get("name")) == old.get("name")
+        ):
             merged[key] = _merge(old, value)
         else:
             merged[key] = value
