@@ -71,6 +71,9 @@ class Decision(WrapperScheme):
         for key, (delegated, turn_advantage) in decisions.items():
             value = mean_by_decision[delegated] if self.options.average else turn_advantage
             advantage[key] = self._credit_first_tokens(value, num_tokens[key])
+        if self.options.holds_others:
+            for episode in group.episodes:
+                advantage |= {key: 0.0 for key, _ in episode.turns() if key not in advantage}
         diagnostics = {}
         if len(mean_by_decision) == 2:
             diagnostics["gap"] = mean_by_decision[True] - mean_by_decision[False]
