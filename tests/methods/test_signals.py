@@ -436,6 +436,9 @@ def test_the_decision_alone_gets_the_difference_between_the_two_choices() -> Non
     assert {k.agent_id for k in credit.excluded} == {ROOT, *CLONES}
     first = assign(Decision(average=False, tokens=1), group(*called, *answered), {}).advantage
     assert first[key("c")] == (own[key("c")], 0.0, 0.0)
+    held = assign(Decision(holds_others=True), group(*called, *answered), {})
+    assert not held.excluded
+    assert held.advantage == {k: credit.advantage.get(k, 0.0) for k in own}
     same = assign(Decision(), group(*answered), {})
     assert list(same.advantage.values()) == pytest.approx([0.0, 0.0]), "nobody chose otherwise"
     assert "gap" not in same.diagnostics

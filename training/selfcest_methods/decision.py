@@ -31,9 +31,12 @@ class DecisionOptions(WrapperOptions):
     Attributes:
         average: whether the advantages of equal decisions are averaged.
         tokens: number of tokens of the turn that train, from its beginning; `null`: all.
+        holds_others: whether all other turns take part with an advantage of 0 in place of being excluded, so that a KL
+            term in the loss holds them at the reference policy. Excluded turns drift, since all turns share weights.
     """
 
     average: bool = True
+    holds_others: bool = False
     tokens: Annotated[Count | None, "null: the whole turn"] = None
 
 
