@@ -72,10 +72,8 @@ REWARDS = {
 }
 KNOWN_NUMBERS = ("seen", "new_sizes", "new_windows", "both_new")  # eval sets whose prompts state true sizes
 RULES = ("table", "without_price", "without_window", "without_size")
-BEATEN = {
-    "seen": RULES,
-    "both_new": ("always", "never", "table", "without_price", "without_window"),
-}  # the rules that the policy is predicted to beat, by eval set
+BEATEN = {"seen": RULES, "both_new": ("always", "never", "table")}  # rules that earn less than the policy, as predicted
+OUTDONE = {"seen": RULES, "both_new": ("table", "without_price", "without_size")}  # and that choose worse
 LEFT_OUT = 100  # episodes of which clones are left out
 MAX_REGRET = 0.02
 MIN_AGREEMENT = 0.85
@@ -251,8 +249,14 @@ def _make_prediction_table(by_experiment: Mapping[str, Sequence[Cell]]) -> str:
         )
     for eval_set, rivals in BEATEN.items():
         for rival in rivals:
-            text = f"{EVAL_SETS[eval_set]}: the policy earns more than: {REWARDS[rival]} (mean over seeds)"
+            text = f"{EVAL_SETS[eval_set]}: mean reward above that of: {REWARDS[rival]}"
             gains = [-regret for regret in get_regrets(main, eval_set, rival)]
+            predictions.append(Prediction(text, gains, lambda values: mean(values) > 0))
+    for eval_set, rivals in OUTDONE.items():
+        for rival in rivals:
+            text = f"{EVAL_SETS[eval_set]}: mean agreement above that of: {REWARDS[rival]}"
+            pairs = zip(get_agreement(main, eval_set), get_agreement(main, eval_set, rival), strict=True)
+            gains = [own - other for own, other in pairs]
             predictions.append(Prediction(text, gains, lambda values: mean(values) > 0))
     shares = [cell["left_out"]["right"] / max(1, cell["left_out"]["clones"]) for cell in main]
     text = f"share of answers that stay right without a clone: at most {MAX_UNNEEDED} in every seed"
@@ -279,19 +283,19 @@ HEAD = """# When delegation is worth its cost
 For readers who ask whether RL can teach *when* to delegate. The model is the embedded one (0.17 M parameters), the
 task a sum over three keyed ledgers with fresh digits; nothing follows for a large model.
 
-The prompt `?[1]C[2]E[3]A;12,15,6` states how many entries the ledgers have together (12), for how many one context has
-room (15), and the price of a clone (6). All three are drawn for each task. A reader pays for its long critical path, a
-root that calls clones pays their price, and a reader whose window has no room is wrong. So it pays to delegate where
-the size exceeds the window, or where it exceeds a number that grows with the price. The warm start shows both styles
-half and half, whatever the prompt states, and without the window. Its demonstrations write whether the size fits the
-window (`12156+`); nothing in them says what follows, and nothing compares size and price. RL has to find out *when*:
-it trains the root's first turn alone (the credit scheme `decision`). A third of the sizes and of the windows is held
-out of demonstrations and of RL. 15 % of the prompts state no size and 10 % a wrong one.
+The prompt `?[1]C[2]E[3]A;12,15,6` states how many entries the ledgers have together (12), for how many one context
+has room (15), and the price of a clone (6). All three are drawn for each task. A reader pays for its long critical
+path, a root that calls clones pays their price, and a reader whose window has no room is wrong. So it pays to
+delegate where the size exceeds the window, or where it exceeds a number that grows with the price. The warm start
+shows both styles half and half, whatever the prompt states, and without the window. Its demonstrations write whether
+the size fits the window (`12156+`); nothing in them says what follows, and nothing compares size and price. RL has to
+find out *when*: it trains the root's first turn alone (the credit scheme `decision`; a KL term holds all other turns
+at the warm start). A third of the sizes and of the windows is held out of demonstrations and of RL. 15 % of the
+prompts state no size and 10 % a wrong one.
 
-`python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed10` makes a cell
-again. **The configuration of this second version is still being tuned**, on seeds from 100 on (see the end of the page).
-Configuration and predictions are frozen before the first reported seed, and every reported seed is run once. (Seeds 0
-to 9 belong to the first version.)"""
+`python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed10` makes a
+cell again. The configuration is tuned on seeds from 100 on; configuration and predictions are then committed, and
+every reported seed is run once. (Seeds 0 to 9 belong to the first version.)"""
 
 PREDICTED = """## Predictions
 
