@@ -389,7 +389,7 @@ def test_a_new_field_of_cost_is_in_everything(tmp_path: Path, monkeypatch: pytes
     """No table, file, plot, verdict or option has a list of costs of its own."""
     monkeypatch.setattr(record, "Cost", MoreCost)
     drawn: list[str] = []
-    monkeypatch.setattr(report, "draw_frontiers", lambda rows, labels, cost, paths: drawn.append(cost))
+    monkeypatch.setattr(report, "draw_frontiers", lambda rows, labels, aside, cost, paths: drawn.append(cost))
     folder = run(small(tmp_path, seeds=[0], budgets=[240]))
     names = [item.name for item in fields(MoreCost)]
     for result in read_results(folder / "results.jsonl", whole=True):

@@ -96,7 +96,8 @@ def test_no_strategy_ever_spends_more_than_its_budget(
         assert costs is None or costs["total_tokens"] <= 1500
         spent = 0
         for episode in episodes:  # each was played under what the earlier ones had left
-            assert getattr(episode.limits, swept) == budget - spent
+            # `memory_agent` ends without a turn and without budget where too little is left.
+            assert getattr(episode.limits, swept) == budget - spent or not episode.root.turns
             spent += getattr(episode.cost, swept)
 
 

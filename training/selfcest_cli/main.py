@@ -129,7 +129,10 @@ def config(
         bool, typer.Option("--study", help="Print the config of a study for `selfcest evaluate` instead.")
     ] = False,
 ) -> None:
-    """Print a config with comments to start from, for `selfcest train -c FILE`."""
+    """Print a config with comments to start from.
+
+    Write it into a file and run `selfcest train -c FILE`.
+    """
     from selfcest_cli.study import default_study
     from selfcest_training.config_file import find_shipped_config
 
