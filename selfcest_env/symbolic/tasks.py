@@ -194,6 +194,7 @@ class Noisy(Chain):
     uniform one (context rot). `optimum` computes the best plan, with a `token_cost` too.
 
     Attributes:
+        window: longest segment that may be answered; `None`: any, with errors.
         rot: loss of reliability per item beyond `clear`.
         clear: longest segment on which answers have no errors.
     """
@@ -221,6 +222,9 @@ class Deep(Chain):
     In `Chain` a root with a memory can sum its long segment itself, make any call and then answer the remembered sum.
     Here the sum of the symbols that no agent has observed is uniform. Until calls have cut the segment into parts of
     `window` symbols, no policy is right more often than one time in `modulus`.
+
+    Attributes:
+        window: longest segment that may be answered, and number of symbols that an agent observes.
     """
 
     name: ClassVar[str] = "deep"

@@ -92,6 +92,9 @@ versioned scenarios of [the symbolic game](symbolic.md), read the results of sev
 A scenario freezes the rules, the problems of its evaluation and the reference returns. A change of any of these makes
 a new version.
 
+The scenarios need only `pip install .`. `selfcest bench` and a row of your own need the trainer:
+`pip install -e '.[train]'`.
+
 ```python
 import gymnasium
 import pettingzoo
