@@ -184,8 +184,8 @@ def describe(instances: Sequence[Instance], rules: Mapping[str, Rule]) -> dict[s
     """Return the figures of one eval set, for a cell's JSON.
 
     `agreement` is the share of instances on which the better choice was taken, among those on which the two differ by
-    `MIN_GAIN`. `hindsight` is the threshold rule that is fitted on these instances, and `oracle` takes the better
-    choice of each.
+    `MIN_GAIN`; 1 if they never do. `hindsight` is the threshold rule that is fitted on these instances, and `oracle`
+    takes the better choice of each.
     """
     counted = [item for item in instances if abs(item.gain) >= MIN_GAIN]
     hindsight = fit_threshold_rule([Observed(item.prompt, item.gain) for item in instances])
@@ -197,7 +197,7 @@ def describe(instances: Sequence[Instance], rules: Mapping[str, Rule]) -> dict[s
         "n": len(instances),
         "accuracy": round(mean(item.is_right for item in instances), 4),
         "delegated": round(mean(item.delegated for item in instances), 4),
-        "agreement": {name: round(mean(map(eq, made, better)), 4) for name, made in choices.items()},
+        "agreement": {name: round(mean(map(eq, made, better)), 4) if made else 1.0 for name, made in choices.items()},
         "counted": len(counted),
         "rewards": {
             "policy": round(mean(item.free for item in instances), 4),

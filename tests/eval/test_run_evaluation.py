@@ -326,12 +326,13 @@ def test_both_choices_of_an_variant_are_played_and_judged(tmp_path: Path) -> Non
     table = (run.folder / "table.md").read_text(encoding="utf-8")
     said = table[table.index("## Verdict") :].splitlines()[3:]
     first, second = (f"{item.shares[0]:.2f}" for item in (before, after))
-    # Models of this size have not learned the sums, and the verdict says so first.
-    assert said[0].startswith('not learned: "delegating, after RL" ')
-    assert said[1].startswith('sums, accuracy: "delegating, after RL" ')
-    assert said[2].startswith("choice, accuracy: alone ")
-    assert said[3] == f"sums, share delegated at any: {first} -> {second}"
-    assert said[4].startswith(f"sums, reward {before.seeds[0].free.reward:.3f} -> {after.seeds[0].free.reward:.3f} (")
+    # Models of this size have not learned the sums, and the verdict says so after its headline.
+    assert said[0].startswith('"delegating, after RL" is ahead at equal total tokens in 0 of 1 comparisons')
+    assert said[1].startswith('not learned: "delegating, after RL" ')
+    assert said[2].startswith('sums, accuracy: "delegating, after RL" ')
+    assert said[3].startswith("choice, accuracy: alone ")
+    assert said[4] == f"sums, share delegated at any: {first} -> {second}"
+    assert said[5].startswith(f"sums, reward {before.seeds[0].free.reward:.3f} -> {after.seeds[0].free.reward:.3f} (")
     assert table.count("## When it delegates") == 1
     assert "**sums: delegating, after RL.**" in table
 
