@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from selfcest_eval.stats.statistics import over_seeds, sign_test
+from studies import trained
 from studies.cells import study as cells
 from studies.credit_map import study as credit_map
 from studies.methods import study as methods
@@ -99,7 +100,7 @@ def _claim_costs() -> Claim | None:
 
 def _claim_decision() -> Claim | None:
     deciding = of(when.stored()[0], "when").get("deciding", [])
-    if not deciding:
+    if trained.list_missing(deciding, ("when",)):  # nothing is claimed before every seed has been run
         return None
 
     def get_reward(name: str) -> str:
