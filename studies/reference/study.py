@@ -215,7 +215,8 @@ def format_default(value: Any) -> str:
 
 def escape(text: str) -> str:
     """Return a text as a cell of a table."""
-    return text.replace("|", "\\|").replace("<", "&lt;") if "`" not in text else text.replace("|", "\\|")
+    text = text.replace("|", "\\|")
+    return text if "`" in text else text.replace("<", "&lt;")
 
 
 def option_table(classes: Mapping[str, type], owner: str) -> str:

@@ -8,7 +8,7 @@ whether to delegate, and earns the reward of that forced choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import eq
 from pathlib import Path
@@ -21,6 +21,7 @@ from selfcest_eval.play.results import Result
 
 SIZE_RANGES = {"3 to 9": range(3, 10), "10 to 13": range(10, 14), "14 to 17": range(14, 18), "18 to 27": range(18, 28)}
 NO_ROOM = "too long for the window"
+LARGEST_NUMBER = 99  # that a prompt can state
 MIN_GAIN = 0.02  # of reward: below it the choice does not matter, and no decision is counted
 
 
@@ -126,31 +127,35 @@ def fit_threshold_rule(observed: Sequence[Observed], ignores: str = "") -> Rule:
             comparison and price), "window", "price", or "" for nothing.
     """
 
-    def find_case(prompt: Prompt) -> Hashable:
-        return (None if ignores == "price" else prompt.price), _compare(prompt, ignores)
+    def find_case(prompt: Prompt) -> tuple[Hashable, int]:
+        seen = _hide(prompt, ignores)
+        return (seen.price, seen.comparison), 0 if ignores == "size" else _measure(seen)
 
     points: dict[Hashable, list[tuple[int, float]]] = {}
     for item in observed:
-        points.setdefault(find_case(item.prompt), []).append((_measure(item.prompt, ignores), item.gain))
+        case, number = find_case(item.prompt)
+        points.setdefault(case, []).append((number, item.gain))
     thresholds = {case: _find_best_threshold(found) for case, found in points.items()}
-    return lambda prompt: _measure(prompt, ignores) >= thresholds.get(find_case(prompt), float("inf"))
+
+    def rule(prompt: Prompt) -> bool:
+        case, number = find_case(prompt)
+        return number >= thresholds.get(case, float("inf"))
+
+    return rule
 
 
-def _compare(prompt: Prompt, ignores: str) -> str:
-    if ignores == "window":
-        return "?" if prompt.size is None else "+"
-    return prompt.comparison
+def _hide(prompt: Prompt, ignores: str) -> Prompt:
+    """Return the prompt with the same price, or a window with room for everything, as all others."""
+    if ignores == "price":
+        return replace(prompt, price=0)
+    return replace(prompt, room=LARGEST_NUMBER) if ignores == "window" else prompt
 
 
-def _measure(prompt: Prompt, ignores: str) -> int:
+def _measure(prompt: Prompt) -> int:
     """Return the number on which the threshold rule looks after a prompt."""
-    if ignores == "size":
-        return 0
     if prompt.size is None:
-        return 0 if ignores == "window" else -prompt.room
-    if ignores == "window" or prompt.size <= prompt.room:
-        return prompt.size
-    return prompt.size - prompt.room
+        return -prompt.room
+    return prompt.size if prompt.size <= prompt.room else prompt.size - prompt.room
 
 
 def _find_best_threshold(points: Sequence[tuple[int, float]]) -> float:

@@ -59,7 +59,7 @@ NOT_RUN = {
     'selfcest bench chain-4m2-v1 --learner "my_package.my_module:RootOnly share=0.5"': OF_ONES_OWN,
     "selfcest train name=coma variants.deciding.rl.credit.name=coma "
     '"variants.deciding.rl.credit.options={samples: 2, max_share: 0.5}"': TRAINS,
-    "selfcest train name=aristocrat variants.deciding.rl.credit.name=aristocrat": TRAINS,
+    'selfcest train name=aristocrat "variants.deciding.rl.credit={name: aristocrat}"': TRAINS,
     "selfcest train -c training/configs/credit.yaml": TRAINS,
     "selfcest lab --scheme my_credit:OneTurn --scheme rloo --game pair --out runs/lab": OF_ONES_OWN,
     'selfcest lab --scheme rloo --scheme "my_package:MyScheme beta=0.5"': OF_ONES_OWN,
