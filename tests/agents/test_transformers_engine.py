@@ -11,9 +11,11 @@ import pytest
 import torch
 from rounding import logprob_rounding
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from selfcest_agents.engine import Completion, Engine, TokenRequest, check_trainable
 from selfcest_agents.tiny import TinyConfig, build_tiny
+from selfcest_agents.transformers import engine as engine_module
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.transformers.sampling import draw, uniform_stream
 from selfcest_agents.transformers.slot_cache import SlotCache
@@ -129,6 +131,40 @@ def test_small_prefill_passes_change_nothing(model: LlamaForCausalLM) -> None:
     engine = TransformersEngine(model, stop_ids=STOPS, prefill_tokens=1)
     engine.submit(work)
     assert {k: v.token_ids for k, v in drain(engine).items()} == {k: v.token_ids for k, v in run(model, work).items()}
+
+
+def test_long_contexts_are_prefilled_in_passes_of_bounded_masks(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids are those of one pass, masks grow with a context's length only, and logits are those of one id."""
+    work = requests(20) + [TokenRequest(f"long{i}", (*range(60, 180),), 20, 100 + i, 0.8) for i in range(2)]
+    whole = run(model, work)
+    monkeypatch.setattr(engine_module, "PREFILL_WIDTH", 7)
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def note(_: object, __: object, options: dict[str, torch.Tensor], output: CausalLMOutputWithPast) -> None:
+        assert output.logits is not None
+        if "attention_mask" not in options:  # the reference pass of `check`
+            return
+        shapes.append((tuple(options["attention_mask"].shape), tuple(output.logits.shape)))
+
+    handle = model.register_forward_hook(note, with_kwargs=True)
+    try:
+        for prefix_tokens in (0, 400):  # also behind cached prefixes of different lengths
+            engine = TransformersEngine(model, stop_ids=STOPS, max_batch_size=16, prefix_tokens=prefix_tokens)
+            engine.submit(work)
+            found = drain(engine)
+            check(model, work, found)
+            assert {key: got.token_ids for key, got in found.items()} == {
+                key: got.token_ids for key, got in whole.items()
+            }
+    finally:
+        handle.remove()
+    assert max(mask[2] for mask, _ in shapes) == 7
+    assert max(mask[3] for mask, _ in shapes) >= 119
+    assert {logits[1] for _, logits in shapes} == {1}
+    # The first pass over the long context reads the keys of seven positions, the second those of fourteen, and so on.
+    assert {(1, 1, 7, 7 * number) for number in range(1, 18)} <= {mask for mask, _ in shapes}
 
 
 def test_greedy_equals_generate(model: LlamaForCausalLM) -> None:

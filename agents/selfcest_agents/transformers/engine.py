@@ -53,6 +53,10 @@ from selfcest_env.types import FinishReason
 # A small prefill is almost as slow as a decoding step, so a few requests wait up to this many steps for further ones.
 PATIENCE_STEPS = 8
 
+# Maximum number of new ids of a row in one prefill pass. Attention with a mask computes every new id against every key
+# of the pass, so shorter passes over a long context also skip most of the keys that the mask hides.
+PREFILL_WIDTH = 1024
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -104,7 +108,9 @@ class TransformersEngine:
         stop_ids: ids that end a sequence, and are part of the completion.
         max_batch_size: maximum number of sequences that are decoded together. It bounds the cache, which has as many
             rows as there were different sequences at a time, of the longest context so far. The cache never shrinks.
-        prefill_tokens: maximum number of ids of one prefill pass, including padding. A longer context has its own pass.
+        prefill_tokens: maximum number of ids of contexts that are prefilled together, including padding. A longer
+            context is prefilled by itself. A context of more than `PREFILL_WIDTH` ids is computed in several passes, so
+            that masks grow with its length and not with the square.
         prefix_tokens: maximum number of ids of finished contexts whose keys and values are stored for reuse; 0 for
             none. This is worth its cost for any model that is much larger than the tiny one.
         draft_tokens: maximum number of ids that are guessed for a row and step; 0 for none. This is worth its cost
@@ -296,9 +302,11 @@ class TransformersEngine:
             return
         device = self._model.device
         # The padding on the right is written behind the context. Decoding overwrites it before attention reads it.
-        padded = [(*ids, *([0] * (width - len(ids)))) for ids in new_ids]
+        padded = torch.tensor([(*ids, *([0] * (width - len(ids)))) for ids in new_ids], device=device)
         positions = torch.tensor(cached, device=device)[:, None] + torch.arange(width, device=device)
-        self._forward(first_slot, torch.tensor(padded, device=device), positions, max(cached) + width)
+        for start in range(0, width, PREFILL_WIDTH):
+            stop = min(start + PREFILL_WIDTH, width)
+            self._forward(first_slot, padded[:, start:stop], positions[:, start:stop], max(cached) + stop)
 
     def _step(self) -> list[Completion]:
         """Decode the last id of every live row, and its guess; draw tokens; return the sequences that finished."""
