@@ -44,7 +44,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, replayed_episode
 from selfcest_lab import GAMES, LabConfig, LabReport, run_lab
-from selfcest_lab.estimate import compute_group_gradients, make_request, sample_groups, score_replays
+from selfcest_lab.estimate import compute_group_gradients, learn, make_request, sample_groups, score_replays
 from selfcest_lab.exact import ScriptedNoise, SolvedGame, enumerate_outcomes, solve
 from selfcest_lab.expectation import expected_gradient
 from selfcest_lab.judge import (
@@ -59,8 +59,8 @@ from selfcest_lab.judge import (
     judge_exact,
     judge_samples,
 )
-from selfcest_lab.measure import MeasuredValue, Measurement, label, measure
-from selfcest_lab.summary import describe_crossings, format_verdict, markdown, verdict, write_report
+from selfcest_lab.measure import MeasuredValue, Measurement, find_blind, label, measure
+from selfcest_lab.summary import describe_blind, describe_crossings, format_verdict, markdown, verdict, write_report
 from selfcest_lab.tabular import Floats, SeededNoise, TabularPolicy
 from selfcest_methods.branches import Branches
 from selfcest_methods.gae import Gae
@@ -201,20 +201,11 @@ def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner) -> None:
 
 
 def test_a_value_of_earlier_groups_is_an_unbiased_baseline() -> None:
-    game, scheme = solved("pair"), StateZero()
-    requests = [make_request(game, 3, index, k) for index in range(10) for k in range(2)]
-    played = rollout(requests, TabularPolicy(game.table, SeededNoise()), game.rules)
-    earlier = EpisodeGroup(game.game.task(), tuple(game.reward.score(record) for record in played))
-    scheme.fit([earlier], {})
-
-    class Fitted(Rloo):
-        """It as it stands after those groups, which the laboratory can enumerate."""
-
-        def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
-            return scheme.assign(group, replayed)
-
-    assert "state_zero_error" in scheme.assign(earlier, {}).diagnostics
-    assert bias(Fitted(), "pair") < 1e-12
+    game = solved("pair")
+    scheme = learn(StateZero(), game, group_size=2, num_groups=5, seed=3)
+    assert isinstance(scheme, StateZero)
+    assert scheme.state.is_fitted
+    assert bias(scheme, "pair") < 1e-12
 
 
 @pytest.mark.slow
@@ -598,6 +589,39 @@ def test_an_estimate_without_noise_is_judged_all_the_same() -> None:
     assert find_broken([judge_samples(Promise.UNBIASED, 1.1 * constant, game)]) == [0]
 
 
+# Where a scheme is blind
+
+
+def test_a_scheme_that_follows_the_gradient_is_blind_nowhere_and_its_negative_everywhere() -> None:
+    game = solved("words")
+    right, scaled, wrong = (
+        measure(a, game, LabConfig(num_groups=40)) for a in (Rloo(), Grpo(scale=False), Backwards())
+    )
+    assert (right.blind, scaled.blind) == ({}, {})
+    assert wrong.blind == pytest.approx(dict.fromkeys(game.parameters.locations, -1.0))
+    assert (right.scale, scaled.scale, wrong.scale) == pytest.approx((1.0, 0.5, -1.0))
+    assert scaled.scaled_variance_cost == pytest.approx(right.variance_cost), "half the estimate, at every group"
+    assert math.isinf(wrong.scaled_variance_cost)
+    assert describe_blind([right, wrong])[0].startswith("blind: backwards in words: root, turn 0 (-1); ")
+
+
+def test_a_scheme_without_credit_for_clones_is_blind_to_them() -> None:
+    silent = PerRole(roots=PlugIn("rloo"))
+    exact = measure(silent, solved("quartet"), LabConfig(num_groups=40))
+    assert exact.blind == {"clone at depth 1, turn 0": 0.0}
+    assert exact.cosine < 1
+
+
+def test_a_sampled_cell_is_blind_only_where_its_noise_allows_no_other_sign() -> None:
+    game = solved("quartet")
+    gradients = np.tile(-game.gradient, (100, 1))
+    rng = np.random.default_rng(0)
+    shown = gradients + 1e-3 * rng.standard_normal(gradients.shape)
+    unclear = gradients + 1e3 * rng.standard_normal(gradients.shape)
+    assert find_blind(shown.mean(axis=0), shown, game).keys() == set(game.parameters.locations)
+    assert find_blind(unclear.mean(axis=0), unclear, game) == {}
+
+
 # Reports
 
 
@@ -611,10 +635,12 @@ def cell(scheme: str, clone_variance: float, replayed: float, promise: Promise =
         True,
         MeasuredValue(0.0),
         1.0,
+        1.0,
         unit,
         MeasuredValue(clone_variance),
         10.0,
         replayed,
+        {},
         {},
         evidence,
     )

@@ -18,7 +18,11 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT, AgentId, TurnKey
 from selfcest_methods.branches import Branches
+from selfcest_methods.ccpo import Ccpo
 from selfcest_methods.downsampled import Downsampled
+from selfcest_methods.hierarchical_grpo import HierarchicalGrpo
+from selfcest_methods.rae import Rae
+from selfcest_methods.sharp import Sharp
 from selfcest_methods.state_zero import StateZero
 from selfcest_methods.wideseek import WideSeek
 from selfcest_training.credit import (
@@ -52,6 +56,7 @@ RIGHT: list[CreditAssigner] = [
     ToGo(), Gated(PlugIn("rloo")), Gated(PlugIn("parts")),
     Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
     Downsampled(PlugIn("branches"), 3, "score", reweigh=True), StateZero(),
+    Sharp(term="judged"), Ccpo(), Rae(), HierarchicalGrpo(own=True), HierarchicalGrpo(clones="group", scale=True),
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from selfcest_env.errors import ConfigError, CreditError, PlugInError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.types import ROOT, TurnKey
-from selfcest_lab.estimate import sample_groups
+from selfcest_lab.estimate import learn, sample_groups
 from selfcest_lab.expectation import expected_gradient
 from selfcest_methods.critic import Critic
 from selfcest_methods.gae import Gae
@@ -251,7 +251,9 @@ def test_the_critic_finds_out_which_clones_matter() -> None:
 def test_learned_values_are_worth_more_than_they_cost_in_bias(game: str) -> None:
     one = solved(game)
     found = {
-        type(scheme).__name__: sample_groups(scheme, one, group_size=2, num_groups=400, seed=0)
+        type(scheme).__name__: sample_groups(
+            learn(scheme, one, group_size=2, num_groups=400, seed=0), one, group_size=2, num_groups=400, seed=0
+        )
         for scheme in (Rloo(), Critic(), Gae(lam=1.0))
     }
     length = np.linalg.norm(one.gradient)

@@ -7,7 +7,7 @@ scheme for credit. `build_samples`, `collate` and the loss with the constant den
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,13 @@ from selfcest_training.credit import Credit, CreditAssigner, ReplayRecords, Rloo
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator
-from selfcest_training.stages.crediting import assign_step_credit, get_records, play_counterfactuals
+from selfcest_training.stages.crediting import (
+    PlayReplays,
+    StepCredit,
+    assign_step_credit,
+    get_records,
+    play_counterfactuals,
+)
 
 _FORWARD_SAMPLES = 512  # samples of one forward pass
 _GROUPS_AT_ONCE = 256  # groups that are played together
@@ -112,50 +118,51 @@ def _add_gradients(
     gradients.index_put_((group_of_entry[is_parameter], index[is_parameter]), -gradient[is_parameter], accumulate=True)
 
 
+def learn(
+    assigner: CreditAssigner, solved: SolvedGame, *, group_size: int, num_groups: int, seed: int
+) -> CreditAssigner:
+    """Return a copy of a scheme that has learned from groups of other seeds; the scheme itself if it does not learn.
+
+    As in a training step, a chunk of groups is credited before the scheme is fitted to it.
+
+    Args:
+        assigner: the scheme.
+        solved: the game.
+        group_size: episodes of a group.
+        num_groups: number of groups to learn from.
+        seed: seed of the groups that `sample_groups` plays. These must not be among those learned from.
+    """
+    if not (assigner.internals or overrides(assigner, "fit")):
+        return assigner
+    assigner = copy.deepcopy(assigner)
+    learned_seed = stream_seed("lab learns", seed)
+    for indices in _split_into_chunks(num_groups):
+        groups = _play_groups(solved, indices, group_size, learned_seed)
+        internals = compute_internals(groups, solved.table)
+        assign_step_credit(assigner, groups, play_counterfactuals(assigner, groups, _make_player(solved)), internals)
+        fit(assigner, groups, internals)
+    return assigner
+
+
 def sample_groups(
     assigner: CreditAssigner, solved: SolvedGame, *, group_size: int, num_groups: int, seed: int
 ) -> Estimates:
     """Play groups and their replays with pseudo-random streams, and estimate the gradient from each group.
 
     Args:
-        assigner: the scheme. A scheme with a critic is copied, and the copy is fitted to as many groups of other seeds.
+        assigner: the scheme, which is not fitted; see `learn`.
         solved: the game.
         group_size: episodes of a group.
         num_groups: the number G of groups.
         seed: equal seeds play the same groups for every scheme.
     """
-    policy = TabularPolicy(solved.table, SeededNoise())
-
-    def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
-        return score_replays(solved, play_replays(records, replays, policy, solved.rules))
-
-    def play_groups(indices: range, seed: int) -> list[EpisodeGroup]:
-        requests: list[RolloutRequest] = []
-        for index in indices:
-            requests += [make_request(solved, seed, index, episode) for episode in range(group_size)]
-        records = [solved.reward.score(record) for record in rollout(requests, policy, solved.rules)]
-        groups = []
-        for first in range(0, len(records), group_size):
-            groups.append(EpisodeGroup(solved.game.task(), tuple(records[first : first + group_size])))
-        return groups
-
-    chunks = [range(first, min(first + _GROUPS_AT_ONCE, num_groups)) for first in range(0, num_groups, _GROUPS_AT_ONCE)]
-    if assigner.internals or overrides(assigner, "fit"):
-        # The critic must not have seen the groups that it gives credit for.
-        assigner = copy.deepcopy(assigner)
-        for indices in chunks:
-            groups = play_groups(indices, stream_seed("lab learns", seed))
-            fit(assigner, groups, compute_internals(groups, solved.table))
     gradients: list[Floats] = []
     reference: list[Floats] = []
     sampled_tokens = 0
     replayed_tokens = 0
-    for indices in chunks:
-        groups = play_groups(indices, seed)
-        played = play_counterfactuals(assigner, groups, play)
-        internals = compute_internals(groups, solved.table) if assigner.internals else None
-        credit = assign_step_credit(assigner, groups, played, internals)
-        gradients.append(compute_group_gradients(solved.parameters, groups, credit.credits, get_records(played)))
+    chunks = credit_groups(assigner, solved, group_size=group_size, num_groups=num_groups, seed=seed)
+    for groups, replayed, credit in chunks:
+        gradients.append(compute_group_gradients(solved.parameters, groups, credit.credits, replayed))
         rloo_credits = [Rloo().assign(group, {}) for group in groups]
         reference.append(compute_group_gradients(solved.parameters, groups, rloo_credits))
         for group in groups:
@@ -167,6 +174,47 @@ def sample_groups(
         sampled_tokens / num_groups,
         replayed_tokens / num_groups,
     )
+
+
+def credit_groups(
+    assigner: CreditAssigner, solved: SolvedGame, *, group_size: int, num_groups: int, seed: int
+) -> Iterator[tuple[list[EpisodeGroup], list[dict[Replay, EpisodeRecord]], StepCredit]]:
+    """Play groups in chunks, and yield the groups of each chunk with the records of their replays and their credit.
+
+    The arguments are those of `sample_groups`.
+    """
+    for indices in _split_into_chunks(num_groups):
+        groups = _play_groups(solved, indices, group_size, seed)
+        played = play_counterfactuals(assigner, groups, _make_player(solved))
+        internals = compute_internals(groups, solved.table) if assigner.internals else None
+        yield groups, get_records(played), assign_step_credit(assigner, groups, played, internals)
+
+
+def _split_into_chunks(num_groups: int) -> Iterator[range]:
+    for first in range(0, num_groups, _GROUPS_AT_ONCE):
+        yield range(first, min(first + _GROUPS_AT_ONCE, num_groups))
+
+
+def _play_groups(solved: SolvedGame, indices: range, group_size: int, seed: int) -> list[EpisodeGroup]:
+    requests: list[RolloutRequest] = []
+    for index in indices:
+        requests += [make_request(solved, seed, index, episode) for episode in range(group_size)]
+    policy = TabularPolicy(solved.table, SeededNoise())
+    records = [solved.reward.score(record) for record in rollout(requests, policy, solved.rules)]
+    groups = []
+    for first in range(0, len(records), group_size):
+        groups.append(EpisodeGroup(solved.game.task(), tuple(records[first : first + group_size])))
+    return groups
+
+
+def _make_player(solved: SolvedGame) -> PlayReplays:
+    """Return a function that plays and scores replays."""
+    policy = TabularPolicy(solved.table, SeededNoise())
+
+    def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
+        return score_replays(solved, play_replays(records, replays, policy, solved.rules))
+
+    return play
 
 
 def make_request(solved: SolvedGame, seed: int, group: int, episode: int) -> RolloutRequest:

@@ -38,7 +38,6 @@ from selfcest_training.credit import (
     CreditAssigner,
     ReplayRecords,
     assign,
-    overrides,
     request_more_replays,
     request_replays,
 )
@@ -135,16 +134,16 @@ def expected_gradient(
     """Return the exact expectation of the gradient estimate of one group.
 
     Args:
-        assigner: the scheme.
+        assigner: the scheme. What it has learned stays as it is.
         solved: the game.
         group_size: episodes of a group.
         max_outcomes: maximum number of calls of the scheme.
 
     Returns:
-        [D], or `None` where the scheme cannot be enumerated: it has a critic, depends on the seeds, draws in its second
-        round, or has too many outcomes.
+        [D], or `None` where the scheme cannot be enumerated: it reads internals of the policy, depends on the seeds,
+        draws in its second round, or has too many outcomes.
     """
-    if assigner.internals or overrides(assigner, "fit"):
+    if assigner.internals:
         return None
     outcomes_by_position = []
     for index in range(group_size):

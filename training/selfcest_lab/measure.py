@@ -12,7 +12,7 @@ import numpy as np
 from selfcest_env.plugin import Configured, PlugIn
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import AtLeast, Checked, OneOf
-from selfcest_lab.estimate import Estimates, sample_groups
+from selfcest_lab.estimate import Estimates, learn, sample_groups
 from selfcest_lab.exact import SolvedGame, solve
 from selfcest_lab.expectation import expected_gradient
 from selfcest_lab.games import GAMES
@@ -32,6 +32,7 @@ from selfcest_training.credit import CreditAssigner, Promise
 _NUM_BATCHES = 20  # batches of groups for the intervals of variances
 _T95 = 2.093  # two-sided 95 % quantile of Student's t with _NUM_BATCHES - 1 = 19 degrees of freedom
 _NUM_BOOTSTRAPS = 400
+_BLIND_ERRORS = 3.0  # standard errors by which a sampled estimate must point away from the gradient to be called blind
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,15 @@ class Measurement:
         exact: whether bias and cosine come from the exact expectation.
         bias: length of E[estimate] - gradient.
         cosine: cosine between E[estimate] and the gradient.
+        scale: length of E[estimate] along the gradient.
         variance: trace of the covariance of one group's estimate.
         clone_variance: the same for the clones' parameters only, relative to the clones' part of the gradient.
         sampled_tokens: tokens generated per group in its episodes.
         replayed_tokens: tokens generated per group in its replays.
         bias_shares: share of the squared bias by location (role, depth and turn), largest first. Empty if there is no
             bias, or none beyond its interval.
+        blind: cosine between E[estimate] and the gradient at each location where the gradient is not 0 and a step along
+            E[estimate] does not raise the return in first order: 0 or less.
         evidence: evidence against the promise, `None` if the scheme promises nothing.
     """
 
@@ -93,11 +97,13 @@ class Measurement:
     exact: bool
     bias: MeasuredValue
     cosine: float
+    scale: float
     variance: MeasuredValue
     clone_variance: MeasuredValue
     sampled_tokens: float
     replayed_tokens: float
     bias_shares: Mapping[str, float]
+    blind: Mapping[str, float]
     evidence: Evidence | None
 
     @property
@@ -109,6 +115,11 @@ class Measurement:
     def variance_cost(self) -> float:
         """Variance x tokens, to which the cost of a given precision is proportional."""
         return self.variance.value * self.tokens
+
+    @property
+    def scaled_variance_cost(self) -> float:
+        """Variance x tokens of the estimate over its `scale`: infinite if it does not point along the gradient."""
+        return self.variance_cost / self.scale**2 if self.scale > MIN_EXACT_EFFECT else math.inf
 
     @property
     def clone_variance_cost(self) -> float:
@@ -166,12 +177,15 @@ def measure(assigner: CreditAssigner, solved: SolvedGame, config: LabConfig) -> 
     """Measure one scheme in one game.
 
     Bias and cosine come from the exact expectation if the scheme can be enumerated. Variance and cost always come from
-    sampled groups.
+    sampled groups. A scheme that learns is measured as it stands after as many groups of other seeds.
     """
     gradient = solved.gradient
     length = float(np.linalg.norm(gradient))
     is_clone = solved.parameters.is_clone
     clone_gradient = gradient[is_clone]
+    assigner = learn(
+        assigner, solved, group_size=_group_size(solved, config), num_groups=config.num_groups, seed=config.seed
+    )
     sampled = _sample(assigner, solved, config, config.seed)
     exact_mean = expected_gradient(assigner, solved, group_size=_group_size(solved, config))
     if exact_mean is None:
@@ -190,11 +204,13 @@ def measure(assigner: CreditAssigner, solved: SolvedGame, config: LabConfig) -> 
         bias=bias,
         # An estimate of exactly zero has cosine 0, not nan.
         cosine=float(mean @ gradient) / max(float(np.linalg.norm(mean)) * length, 1e-300),
+        scale=float(mean @ gradient) / length**2,
         variance=_variance(sampled.gradients, length**2),
         clone_variance=_variance(sampled.gradients[:, is_clone], float(clone_gradient @ clone_gradient)),
         sampled_tokens=sampled.sampled_tokens,
         replayed_tokens=sampled.replayed_tokens,
         bias_shares=_bias_shares(mean - gradient, solved) if is_biased else {},
+        blind=find_blind(mean, sampled.gradients if exact_mean is None else None, solved),
         evidence=_judge(assigner, sampled, exact_mean, solved, config),
     )
 
@@ -216,6 +232,34 @@ def _bias_shares(bias: Floats, solved: SolvedGame) -> dict[str, float]:
     total = sum(squares.values())
     largest_first = sorted(squares.items(), key=lambda pair: -pair[1])
     return {location: square / total for location, square in largest_first}
+
+
+def find_blind(mean: Floats, gradients: Floats | None, solved: SolvedGame) -> dict[str, float]:
+    """Return the cosine between the estimate's mean and the gradient at each location where it is shown to be <= 0.
+
+    Args:
+        mean: [D] the expectation of the estimate, or the mean of `gradients`.
+        gradients: [G, D] the sampled estimates; `None` if the expectation is exact.
+        solved: the game.
+    """
+    length = float(np.linalg.norm(solved.gradient))
+    locations = np.array(solved.parameters.locations)
+    blind: dict[str, float] = {}
+    for location in dict.fromkeys(solved.parameters.locations):
+        is_here = locations == location
+        gradient = solved.gradient[is_here]
+        length_here = float(np.linalg.norm(gradient))
+        if length_here < MIN_EXACT_EFFECT * length:
+            continue
+        along = float(mean[is_here] @ gradient) / length_here
+        error = 0.0
+        if gradients is not None:
+            error = float((gradients[:, is_here] @ gradient).std(ddof=1)) / length_here / math.sqrt(len(gradients))
+        # Below this limit the mean is 0 up to rounding.
+        if along + _BLIND_ERRORS * error < MIN_EXACT_EFFECT * length_here:
+            size = float(np.linalg.norm(mean[is_here]))
+            blind[location] = along / size if size > MIN_EXACT_EFFECT * length_here else 0.0
+    return blind
 
 
 def label(assigner: CreditAssigner) -> str:

@@ -88,6 +88,16 @@ def format_bias_shares(cell: Measurement, limit: int) -> str:
     return "; ".join(f"{share:.0%} {location}" for location, share in shares)
 
 
+def format_blind(cell: Measurement) -> str:
+    """Return the locations at which a scheme is blind with the cosine there, as `clone at depth 1, turn 0 (-0.31)`."""
+    return "; ".join(f"{location} ({cosine:.2g})" for location, cosine in cell.blind.items())
+
+
+def describe_blind(cells: Sequence[Measurement]) -> list[str]:
+    """Return a line per cell with a location at which a step along the expectation does not raise the return."""
+    return [f"blind: {cell.scheme} in {cell.game}: {format_blind(cell)}" for cell in cells if cell.blind]
+
+
 def print_report(report: LabReport, console: Console) -> None:
     """Print a table for each game, the crossings and the verdict."""
     row_by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
@@ -101,7 +111,7 @@ def print_report(report: LabReport, console: Console) -> None:
                 style = "red" if cell in report.broken else None
                 table.add_row(*(row[head] for head in _SCREEN_HEADS), style=style)
         console.print(table)
-    for line in (*describe_crossings(report.cells), *verdict(report)):
+    for line in (*describe_crossings(report.cells), *describe_blind(report.cells), *verdict(report)):
         print_text(console, line)
 
 
@@ -174,7 +184,7 @@ def markdown(report: LabReport) -> str:
     """Return the table of cells, the crossings and the verdict, then a table of schemes by games for each quantity."""
     row_by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
     text = _markdown_table([HEADS, *(tuple(row.values()) for row in row_by_head)])
-    for line in (*describe_crossings(report.cells), *verdict(report)):
+    for line in (*describe_crossings(report.cells), *describe_blind(report.cells), *verdict(report)):
         text += f"\n{line}\n"
     games = list(dict.fromkeys(row["game"] for row in row_by_head))
     schemes = list(dict.fromkeys(row["scheme"] for row in row_by_head))
@@ -228,6 +238,8 @@ def _flat_record(cell: Measurement) -> dict[str, str | float | bool | None]:
         "bias_half": cell.bias.half_width,
         "where": format_bias_shares(cell, 9),
         "cosine": cell.cosine,
+        "scale": cell.scale,
+        "blind": format_blind(cell),
         "variance": cell.variance.value,
         "variance_half": cell.variance.half_width,
         "clone_variance": cell.clone_variance.value,

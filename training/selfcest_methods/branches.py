@@ -1,7 +1,10 @@
 """`branches` credits a clone's turns against alternatives drawn in the same context, and trains on all of them.
 
-Source: C3 (arXiv 2603.06859). In the paper two agents have fixed roles. Here any clone has alternatives, also a clone
-that is born in an alternative. Details: docs/methods.md.
+Source: C3 (arXiv 2603.06859, read in its abstract and its released code at 6281858). In the paper two agents have fixed
+roles. Here any clone has alternatives, also a clone that is born in an alternative. Three things differ. C3 credits the
+first agent with the mean return over the alternatives below it; here the root gets `rloo`. The released code divides by
+the std of the siblings unless `--no_advantage_std_norm` is set. Its default variant, `value_assisted`, has a learned
+critic as the baseline. Details: docs/methods.md.
 
     A_i = R_i - mean_{j != i} R_j   for c's turns in the episode, i = 0, and in n replays that resample them,
                                     each with weight 1 / (n + 1)
