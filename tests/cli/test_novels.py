@@ -69,7 +69,7 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
     num_run = 0
     for line in commands(PAGES["docs/novels.md"]):
         program, *words = shlex.split(line)
-        if program == "pip":
+        if program == "pip" or words[0] == "plan":  # tests/training/test_calibration.py times engines
             continue
         num_run += 1
         if program == "python":
@@ -193,4 +193,4 @@ def test_the_page_has_no_number_that_the_configs_do_not_have() -> None:
     for limit in (48, 24, 8):
         assert f"limit: {limit}" in frontier
     assert "documents: 4" in frontier
-    assert len(text.split()) <= 800
+    assert len(text.split()) <= 1000

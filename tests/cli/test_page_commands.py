@@ -130,6 +130,7 @@ NOT_RUN = {
     "selfcest plan -c training/configs/gpu/qwen3_ledger.yaml --memory 80": NEEDS_A_MODEL,
     "selfcest plan -c config.yaml --memory 80 --episodes runs/NAME/VARIANT/seed0/episodes.jsonl "
     "--curve curve.json": OF_ONES_OWN,
+    "selfcest plan -c training/configs/novels.yaml --calibrate timings.jsonl --measure": NEEDS_A_MODEL,
     "selfcest plan -c training/configs/gpu/qwen3_06b_ledger.yaml --memory 24": NEEDS_A_MODEL,
     "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml name=smoke variants.monolithic=null "
     "variants.delegating.rl.steps=3 variants.delegating.warmstart.phases.0.tokens=20000 evaluation.episodes=8": GPU,

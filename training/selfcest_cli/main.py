@@ -172,13 +172,40 @@ def plan(
             help="Also run a small job of this config on a CUDA device that the CPU imitates. It takes minutes.",
         ),
     ] = False,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of timings to write or continue. The engine and model of this config are timed, and the length "
+            "of a text from which on delegation costs less is printed.",
+            show_default=False,
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Minutes of all timings of --calibrate.")] = 10.0,
+    part_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a text that a clone gets, for --calibrate (default: those of --episodes, else 512).",
+            show_default=False,
+        ),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Also play delegation and a full reader near the length that --calibrate finds."
+        ),
+    ] = False,
     trust: _TRUST = None,
 ) -> None:
     """Print the memory, tokens and time that a run will need.
 
     The command lists the memory of every part and the bytes of each weight sync. It loads no weights. If the run does
     not fit, the exit code is 2, and the message lists changes that would make it fit.
+
+    With --calibrate the command loads the model, and tells from which length of a text on clones cost less than one
+    context or a memory: in seconds, FLOPs and tokens.
     """
+    if calibrate is None and (measure or part_tokens is not None):
+        raise ConfigError("--measure and --part-tokens belong to --calibrate FILE; add it, or leave them out")
     from selfcest_cli.plan import print_plan
     from selfcest_env.plugin import only_trusted
     from selfcest_training.config_file import load_config
@@ -191,6 +218,11 @@ def plan(
             from selfcest_cli.rehearse import print_rehearsal
 
             print_rehearsal(run_config, Terminal())
+        if calibrate is not None:
+            from selfcest_cli.calibrate import CalibrationOptions, run_calibration
+
+            options = CalibrationOptions(calibrate, minutes, part_tokens, episodes, measure)
+            run_calibration(run_config, options, Terminal())
 
 
 @app.command(epilog='Example: selfcest train "seeds=[0,1]" name=mine')

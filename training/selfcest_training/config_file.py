@@ -194,6 +194,11 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
     """Parse plain values. Raises `ConfigError` for unknown or renamed keys and for wrong types."""
+    if "strategies" in data and "variants" not in data:
+        raise ConfigError(
+            "found the config of a study, with strategies; expected the config of a run, with variants: play a study "
+            "with `selfcest evaluate -c FILE`"
+        )
     _check_renamed(data)
     return parse_as(RunConfig, data)
 

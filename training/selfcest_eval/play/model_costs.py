@@ -68,10 +68,18 @@ class DecoderShape:
 @cache
 def read_shape(source: str) -> DecoderShape:
     """Return the shape of a chat model (`ChatOptions.source`), from its config alone. Raises `ConfigError`."""
+    return make_shape(source, model_config(source))
+
+
+def make_shape(source: str, config: PreTrainedConfig) -> DecoderShape:
+    """Return the shape of the decoder of a config.
+
+    Raises:
+        ConfigError: the formulas of costs do not hold for the model; the message names it by `source`.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    config = model_config(source)
     _check_layers(source, config)
     heads = config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -94,9 +102,10 @@ def read_shape(source: str) -> DecoderShape:
 def _check_layers(source: str, config: PreTrainedConfig) -> None:
     """Raise `ConfigError` if tokens do not attend to all earlier ones, or do not use all weights."""
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    window = window or getattr(config, "attention_window", None)
     layer_types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if window is not None or layer_types:
-        layers = f"layers of {', '.join(sorted(layer_types))}" if layer_types else f"sliding_window = {window}"
+        layers = f"layers of {', '.join(sorted(layer_types))}" if layer_types else f"an attention window of {window}"
         raise ConfigError(
             f"model is {source}, which has {layers}; expected full attention in every layer, since the formulas of "
             "costs count all earlier tokens as keys; use another model"

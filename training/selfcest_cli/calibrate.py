@@ -1,0 +1,337 @@
+"""`selfcest plan --calibrate`: from which length of a text on delegation is worth its cost on this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import ceil, inf, log
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from selfcest_agents.language import language_of
+from selfcest_agents.samplers import make_sampler
+from selfcest_env.errors import ConfigError
+from selfcest_env.stored import to_stored
+from selfcest_eval.play.model_costs import make_shape
+from selfcest_training.config import RunConfig
+from selfcest_training.planning.crossing import (
+    DELEGATE,
+    FULL_READER,
+    LONGEST,
+    MEMORY,
+    STRATEGIES,
+    Crossing,
+    ForwardFlops,
+    TextLengths,
+    count_flops,
+    count_strategy_terms,
+    count_tokens,
+    find_crossing,
+    find_crossing_seconds,
+    find_text_lengths,
+    list_batches,
+    make_text_lengths,
+)
+from selfcest_training.planning.engine_timing import (
+    AT_ONCE,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    TERMS,
+    BatchShape,
+    Clock,
+    EngineTimer,
+    EngineTimings,
+    Floats,
+    read_timings,
+    write_timings,
+)
+from selfcest_training.planning.memory import get_max_batch_size
+from selfcest_training.planning.shapes import ModelShape, get_model_shape
+from selfcest_training.printing import print_text
+
+RESUME_HINT = "the same command continues with the timings of the file"
+_SAMPLES = 200  # of the bootstrap
+_CONFIDENCE = 0.95
+_TABLE_LENGTHS = tuple(1024 * 2**power for power in range(8))
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """Options of the command.
+
+    Attributes:
+        file: JSON-lines file of timings, which is written or continued.
+        minutes: minutes of all timings.
+        part_tokens: tokens of a part of a text; `None` for the default.
+        episodes: a run's episodes.jsonl, for the lengths of turns.
+        measure: whether strategies are also played at two lengths around the crossing.
+    """
+
+    file: Path
+    minutes: float
+    part_tokens: int | None
+    episodes: Path | None
+    measure: bool
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise ConfigError(f"--minutes is {self.minutes:g}; expected minutes of timing, as in 10")
+        if self.part_tokens is not None and self.part_tokens < 8:
+            raise ConfigError(f"--part-tokens is {self.part_tokens}; expected at least 8 tokens, as in 512")
+
+
+def run_calibration(
+    config: RunConfig, options: CalibrationOptions, console: Console, clock: Clock = time.perf_counter
+) -> None:
+    """Time the engine of a run, and print from which length of a text on delegation costs less.
+
+    Args:
+        config: the run's config.
+        options: options of the command.
+        console: console to print to.
+        clock: returns seconds.
+
+    Raises:
+        ConfigError: the engine cannot be timed, the file has timings of another engine, or the time is too short.
+    """
+    import torch
+
+    torch.set_num_threads(config.threads)
+    language = language_of(config.model)
+    lengths = find_text_lengths(language, config.limits, options.part_tokens, options.episodes)
+    max_batch_size = get_max_batch_size(config)
+    subject = {
+        "model": to_stored(config.model),
+        "sampler": to_stored(config.sampler),
+        "threads": config.threads,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+    }
+    stored = read_timings(options.file, subject, max_batch_size)
+    spec = make_sampler(config.sampler.name, config.sampler.options)
+    shape = get_model_shape(config.model)
+    with closing(spec.start(language, None)) as started:
+        timer = EngineTimer(
+            started.engine,
+            vocab_size=int(shape.config.vocab_size),
+            max_positions=spec.max_positions or int(shape.config.max_position_embeddings),
+            max_batch_size=max_batch_size,
+            clock=clock,
+        )
+        timings = _time_engine(timer, stored, options, console)
+        window = timer.max_positions
+        calibration = Calibration(timings, lengths, window)
+        flops = _find_flops(shape)
+        for line in format_calibration(calibration, flops):
+            print_text(console, line)
+        if options.measure:
+            for line in measure(timer, calibration, 60 * options.minutes):
+                print_text(console, line)
+
+
+def _time_engine(
+    timer: EngineTimer, stored: EngineTimings, options: CalibrationOptions, console: Console
+) -> EngineTimings:
+    budget = 60 * options.minutes
+    columns = (TextColumn("timing"), BarColumn(bar_width=24), TextColumn("{task.fields[line]}", markup=False))
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=budget, line="")
+
+        def store(timings: EngineTimings) -> None:
+            write_timings(options.file, timings)
+            last = timings.timings[-1]
+            line = f"round {last.round}, {last.shape.requests} x {last.shape.prompt_tokens} tokens"
+            progress.update(bar, completed=timings.seconds, line=f"{timings.seconds:.0f} of {budget:.0f} s, {line}")
+
+        try:
+            return timer.run(budget, stored, store)
+        except KeyboardInterrupt:
+            print_text(console, f"interrupted; {RESUME_HINT} {options.file}")
+            raise
+
+
+def _find_flops(shape: ModelShape) -> ForwardFlops | str:
+    """Return the formula of the model's operations, or the reason why there is none."""
+    try:
+        return make_shape(shape.name, shape.config)
+    except ConfigError as error:
+        return str(error)
+
+
+# The report
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Timings of an engine, and the tokens of the strategies that are compared.
+
+    Attributes:
+        timings: timings.
+        lengths: tokens of prompts and turns.
+        window: longest context of the model.
+    """
+
+    timings: EngineTimings
+    lengths: TextLengths
+    window: int
+
+    @cached_property
+    def fit(self) -> Floats:
+        """Seconds of each term, [6]."""
+        return self.timings.fit()
+
+    @cached_property
+    def samples(self) -> Floats:
+        """Seconds of each term in bootstrap samples, [samples, 6]."""
+        return self.timings.resample(_SAMPLES)
+
+    def crossing(self, rival: str, at_once: int) -> Crossing:
+        fits = self.fit, self.samples
+        return find_crossing_seconds(rival, self.lengths, fits, at_once, self.timings.max_batch_size, _CONFIDENCE)
+
+    def predict(self, strategy: str, text_tokens: Floats, at_once: int) -> Floats:
+        """Seconds of a strategy on so many texts at once, [lengths]."""
+        terms = count_strategy_terms(strategy, self.lengths, text_tokens, at_once, self.timings.max_batch_size)
+        seconds: Floats = terms @ self.fit
+        return seconds
+
+
+def format_calibration(calibration: Calibration, flops: ForwardFlops | str) -> list[str]:
+    """Return the lines of the report.
+
+    Args:
+        calibration: what was timed.
+        flops: formula of the model's operations, or the reason why there is none.
+    """
+    timings = calibration.timings
+    lengths = calibration.lengths
+    errors = timings.relative_errors(calibration.fit)
+    longest = max(timing.shape.prompt_tokens for timing in timings.timings)
+    lines = [
+        f"calibration: {len(timings.timings)} timings in {timings.seconds:.0f} s, prompts up to {longest:,} tokens, "
+        f"{timings.num_rounds} rounds after a warm-up; fit within {np.median(errors):.1%} (median), "
+        f"{errors.max():.1%} (largest)",
+        "  seconds: "
+        + ", ".join(f"{seconds:.3g} {term}" for term, seconds in zip(TERMS, calibration.fit, strict=True)),
+        f"  a text in parts of at most {lengths.part} tokens; {lengths.source}",
+        f"delegation costs less than the other strategy from this length of a text on, in tokens ({_CONFIDENCE:.0%} "
+        "interval from the repeats)",
+    ]
+    text_tokens = make_text_lengths(lengths.part)
+    counts = {"tokens": partial(count_tokens, lengths=lengths, text_tokens=text_tokens)}
+    if isinstance(flops, str):
+        lines.append(f"  FLOPs are left out: {flops}")
+    else:
+        counts["FLOPs"] = partial(count_flops, lengths=lengths, text_tokens=text_tokens, shape=flops)
+    delegate_counts = {name: count(DELEGATE) for name, count in counts.items()}
+    for rival in (FULL_READER, MEMORY):
+        lines.append(f"  against {rival}")
+        for at_once in (1, AT_ONCE):
+            crossing = calibration.crossing(rival, at_once)
+            interval = f"{_format_length(crossing.low)} to {_format_length(crossing.high)}"
+            title = "seconds, one request" if at_once == 1 else f"seconds, {at_once} requests at once"
+            lines.append(f"    {title}: {_format_length(crossing.length)} ({interval})")
+        for name, count in counts.items():
+            exact = find_crossing(text_tokens, delegate_counts[name], count(rival))
+            lines.append(f"    {name}: {_format_length(exact)}")
+    lines.append(f"  the model's window is {calibration.window:,} tokens, which bounds the full reader")
+    return [*lines, *_format_predictions(calibration)]
+
+
+def _format_length(length: float) -> str:
+    return f"none up to {LONGEST:,}" if length == inf else f"{length:,.0f}"
+
+
+def _format_predictions(calibration: Calibration) -> list[str]:
+    """Return a table of the predicted seconds of one request, and of each of many at once."""
+    lines = [f"predicted seconds of one request / of each of {AT_ONCE} at once"]
+    lines.append("".join(f"{title:>20}" for title in ("tokens of the text", *STRATEGIES)))
+    for length in _TABLE_LENGTHS:
+        cells = [f"{length:,}"]
+        for strategy in STRATEGIES:
+            one, many = (float(calibration.predict(strategy, np.array([length]), n)[0]) / n for n in (1, AT_ONCE))
+            cells.append(f"{one:.3g} / {many:.3g}")
+        lines.append("".join(f"{cell:>20}" for cell in cells))
+    return lines
+
+
+# The comparison with what is then measured
+
+
+def measure(timer: EngineTimer, calibration: Calibration, budget_seconds: float) -> Iterator[str]:
+    """Play delegation and the full reader at two lengths around their crossing, and yield lines with the ratios.
+
+    Requests are random ids with the lengths of the strategies' prompts and turns. Each time is the median of
+    `MIN_ROUNDS` plays after a warm-up.
+
+    Args:
+        timer: timer of the engine.
+        calibration: predictions.
+        budget_seconds: a play of predicted longer duration, with its repeats, is left out.
+    """
+    yield "predicted / measured seconds"
+    for at_once in (1, AT_ONCE):
+        title = "one request" if at_once == 1 else f"{at_once} requests at once"
+        points = []
+        for length in _choose_lengths(calibration, at_once):
+            ratios = {}
+            for strategy in (FULL_READER, DELEGATE):
+                predicted = float(calibration.predict(strategy, np.array([length]), at_once)[0])
+                place = f"  {title}, {length:,.0f} tokens, {strategy}:"
+                if (1 + MIN_ROUNDS) * predicted > budget_seconds:
+                    yield f"{place} {predicted:.3g} / not measured, which would take more than --minutes"
+                    continue
+                seconds = _play(timer, calibration, strategy, length, at_once)
+                ratios[strategy] = seconds
+                yield f"{place} {predicted:.3g} / {seconds:.3g} = {predicted / seconds:.2f}"
+            if len(ratios) == 2:
+                points.append((length, ratios[DELEGATE] / ratios[FULL_READER]))
+        if len(points) == 2:
+            predicted_length = calibration.crossing(FULL_READER, at_once).length
+            yield f"  {title}: {_describe_crossing(points, predicted_length)}"
+
+
+def _choose_lengths(calibration: Calibration, at_once: int) -> tuple[float, float]:
+    """Return two lengths around the crossing that a full reader's context holds."""
+    lengths = calibration.lengths
+    longest = calibration.window - lengths.prompt - ceil(lengths.answer)
+    crossing = min(calibration.crossing(FULL_READER, at_once).length, longest / 1.5)
+    return max(1.0, round(crossing / 1.5)), max(2.0, round(min(crossing * 1.5, longest)))
+
+
+def _play(timer: EngineTimer, calibration: Calibration, strategy: str, length: float, at_once: int) -> float:
+    """Return the median seconds of a strategy on so many texts at once."""
+    seconds = []
+    for number in range(1 + MIN_ROUNDS):
+        total = 0.0
+        for batches in list_batches(strategy, calibration.lengths, np.array([length])):
+            shape = BatchShape(
+                requests=at_once * round(float(batches.requests[0])),
+                prompt_tokens=max(1, round(float(batches.cached[0] + batches.prompt[0]))),
+                new_tokens=max(1, round(float(batches.generated[0]))),
+            )
+            for _ in range(round(float(batches.repeats[0]))):
+                # Rounds that no timing has, so that no context is in a cache.
+                total += timer.time_batch(shape, MAX_ROUNDS + 1 + number).seconds
+        seconds.append(total)
+    return float(np.median(seconds[1:]))
+
+
+def _describe_crossing(points: Sequence[tuple[float, float]], predicted: float) -> str:
+    """Return the measured crossing, which is interpolated between two lengths with their ratios of seconds."""
+    (short, short_ratio), (long, long_ratio) = points
+    if not short_ratio > 1 >= long_ratio:
+        return (
+            f"delegation takes x{short_ratio:.2f} and x{long_ratio:.2f} the seconds of the full reader at these "
+            "lengths, so they have no measured crossing between them"
+        )
+    share = log(short_ratio) / (log(short_ratio) - log(long_ratio))
+    measured = short * (long / short) ** share
+    return f"crossing predicted at {predicted:,.0f}, measured at {measured:,.0f} tokens ({predicted / measured:.2f})"
