@@ -194,6 +194,25 @@ def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
     assert bias(Grpo(), name) > 0.02
 
 
+@dataclass(frozen=True)
+class RootTurnsAtFullWeight(Branches):
+    """The root's turns of alternatives count as much as if there were no other draw."""
+
+    max_share: float = 0.0
+    root_share: float = 1.0
+
+    def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
+        return replace(super().assign(group, replayed), weight={})
+
+
+def test_alternatives_of_root_turns_are_unbiased() -> None:
+    """In `words` and `pair_noisy` the root has a choice after the join."""
+    for name in ("words", "pair_noisy"):
+        assert bias(Branches(max_share=0.0, root_share=1.0), name) < 1e-12
+        assert bias(Branches(max_share=0.0, root_share=0.5), name) < 1e-12
+        assert bias(RootTurnsAtFullWeight(), name) > 0.1
+
+
 @pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True), Branches()], ids=label)
 def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner) -> None:
     """In one game here, and in every game in a slow test."""
@@ -329,6 +348,7 @@ def test_too_many_outcomes_are_left_to_sampling() -> None:
     "assigner",
     [
         Branches(),
+        Branches(max_share=0.0, root_share=1.0),
         Coma(),
         Coma(per_turn=True),
         Difference(),

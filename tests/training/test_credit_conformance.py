@@ -52,6 +52,7 @@ RIGHT: list[CreditAssigner] = [
     Coma(), Shapley(), Shapley(orders=1), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
     PerRole(clones=PlugIn("gated")), DiffLoo(), Parts(), WideSeek(), Swap(), Difference(paired=True),
     Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(nested=True),
+    Branches(max_share=0.0, root_share=1.0),
     Gated(PlugIn("branches", {"nested": True})),
     ToGo(), Gated(PlugIn("rloo")), Gated(PlugIn("parts")),
     Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),

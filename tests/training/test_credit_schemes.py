@@ -461,6 +461,27 @@ def test_branches_by_hand() -> None:
     assert named == {(str(name), name.interventions[0][0]) for name in asked}
 
 
+def test_branches_of_root_turns_by_hand() -> None:
+    """The root's last turn has two further draws. Its first turn has the group's other episodes instead."""
+    one = pair(1.0, 0.0)
+    scheme = Branches(samples=2, max_share=0.0, root_share=1.0)
+    change = {ROOT: Intervention.resample(1)}
+    asked = tuple(Replay.of(episode, change, sample) for episode in "ab" for sample in range(2))
+    assert request_replays(scheme, one) == asked
+    returns = (0.25, 0.5, 0.0, 1.0)
+    records = {name: three_agents(str(name), value) for name, value in zip(asked, returns, strict=True)}
+    credit = assign(scheme, one, records)
+    # a: 1, .25, .5 give 1 - .375, .25 - .75, .5 - .625; all else is rloo: 1 - 0
+    assert advantages(credit, "a") == pytest.approx((1.0, 0.625, 1.0, 1.0))
+    alternatives = [credit.advantage[key(str(name), ROOT, 1)] for name in asked[:2]]
+    assert alternatives == pytest.approx([-0.5, -0.125])
+    assert {name: credit.weight[name] for name in credit.weight if name.episode_id in "ab"} == {
+        key("a", ROOT, 1): pytest.approx(1 / 3),
+        key("b", ROOT, 1): pytest.approx(1 / 3),
+    }
+    assert {name for name in credit.advantage if "/" in name.episode_id} == {key(str(name), ROOT, 1) for name in asked}
+
+
 def test_branches_of_clones_that_alternatives_bore() -> None:
     """The first clone has one of its own in the episode; in its alternative too, with a second round of its own."""
     grandchild = FIRST.child(0)

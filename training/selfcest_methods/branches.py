@@ -1,13 +1,19 @@
-"""`branches` credits a clone's turns against alternatives drawn in the same context, and trains on all of them.
+"""`branches` credits turns against alternatives drawn in the same context, and trains on all of them.
 
 Source: C3 (arXiv 2603.06859, read in its abstract and its released code at 6281858). In the paper two agents have fixed
-roles. Here any clone has alternatives, also a clone that is born in an alternative. Three things differ. C3 credits the
-first agent with the mean return over the alternatives below it; here the root gets `rloo`. The released code divides by
-the std of the siblings unless `--no_advantage_std_norm` is set. Its default variant, `value_assisted`, has a learned
-critic as the baseline. Details: docs/methods.md.
+roles. Here any clone has alternatives, also a clone that is born in an alternative, and so has each turn of the root.
+Three things differ. C3 credits the first agent with the mean return over the alternatives below it; here the root gets
+`rloo`, or alternatives of its own. The released code divides by the std of the siblings unless
+`--no_advantage_std_norm` is set. Its default variant, `value_assisted`, has a learned critic as the baseline. Details:
+docs/methods.md.
 
     A_i = R_i - mean_{j != i} R_j   for c's turns in the episode, i = 0, and in n replays that resample them,
                                     each with weight 1 / (n + 1)
+
+A later turn of the root, after its first, is credited alone: its alternatives keep the turns before it and draw the
+rest again. Where one of two draws calls one more clone and the other one answers, the credit is half of the difference
+of their returns: the value of one more clone. Two draws of one text have opposite credit and cancel. (The first turn's
+alternatives are the other episodes of the group: with `rloo` it has them without replays.)
 
 Expected effect: a gradient of less variance than that of `coma` for the same replayed tokens.
 """
@@ -33,6 +39,7 @@ from selfcest_training.credit.base import (
     leave_one_out,
     subtract_mean_of_others,
 )
+from selfcest_training.credit.chance import flip_coin
 from selfcest_training.credit.counterfactual import select_clones
 
 
@@ -53,17 +60,19 @@ class _CreditedClone:
 
 @dataclass(frozen=True)
 class Branches(CreditAssigner, Checked):
-    """Credits the turns of clones against alternatives, and the turns of roots by `rloo`.
+    """Credits turns against alternatives, and all other turns by `rloo`.
 
     Attributes:
-        samples: n, the number of alternatives of a clone.
+        samples: n, the number of alternatives of a clone, or of a turn of the root.
         max_share: share of clones that have alternatives.
+        root_share: share of the root's later turns that have alternatives of their own.
         nested: whether clones that are born in an alternative have alternatives too; it needs a `max_share` of 1.
     """
 
     name: ClassVar[str] = "branches"
     formula: ClassVar[str] = (
-        "clone and its n alternatives: A = R - mean R of the others, each with weight 1 / (n + 1); root: rloo"
+        "clone (root_share: turn of the root) and its n alternatives: A = R - mean R of the others, each with weight "
+        "1 / (n + 1); else: rloo"
     )
     source: ClassVar[str] = "C3, arXiv 2603.06859"
     promise: ClassVar[Promise] = Promise.UNBIASED
@@ -71,6 +80,7 @@ class Branches(CreditAssigner, Checked):
 
     samples: Count = 1
     max_share: Share = 1.0
+    root_share: Share = 0.0
     nested: bool = False
 
     def __post_init__(self) -> None:
@@ -83,6 +93,8 @@ class Branches(CreditAssigner, Checked):
         for episode in group.episodes:
             for clone in select_clones(episode, self.max_share):
                 replays += self._make_replays(episode.episode_id, clone.agent_id)
+            for turn in self._select_root_turns(episode):
+                replays += self._make_replays(episode.episode_id, ROOT, turn)
         return replays
 
     def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
@@ -107,7 +119,20 @@ class Branches(CreditAssigner, Checked):
                     if key.agent_id == clone.agent_id:
                         advantage[key] = value
                         weight[key] = clone.weight / len(draws)
+        for episode in group.episodes:
+            for turn in self._select_root_turns(episode):
+                draws = [episode, *self._get_alternatives(episode, ROOT, replayed, turn)]
+                values = subtract_mean_of_others([draw.team_return for draw in draws])
+                for draw, value in zip(draws, values, strict=True):
+                    # Later turns of an alternative are not trained: each has its credit in the episode only.
+                    key = TurnKey(draw.episode_id, ROOT, turn)
+                    advantage[key] = value
+                    weight[key] = 1 / len(draws)
         return Credit(advantage, weight=weight)
+
+    def _select_root_turns(self, episode: EpisodeRecord) -> list[int]:
+        turns = range(1, len(episode.root.turns))
+        return [turn for turn in turns if flip_coin(self.root_share, episode, ROOT, turn)]
 
     def _find_credited_clones(self, group: EpisodeGroup, replayed: ReplayRecords) -> Iterator[_CreditedClone]:
         # A clone that is born in one of several draws of its parent counts as often as this draw.
@@ -121,9 +146,12 @@ class Branches(CreditAssigner, Checked):
                             if agent.parent_id == clone.agent_id and agent.turns:
                                 yield _CreditedClone(alternative, agent.agent_id, nested_weight)
 
-    def _get_alternatives(self, record: EpisodeRecord, clone: AgentId, replayed: ReplayRecords) -> list[EpisodeRecord]:
-        return [replayed[replay] for replay in self._make_replays(record.episode_id, clone)]
+    def _get_alternatives(
+        self, record: EpisodeRecord, agent: AgentId, replayed: ReplayRecords, turn: int = 0
+    ) -> list[EpisodeRecord]:
+        return [replayed[replay] for replay in self._make_replays(record.episode_id, agent, turn)]
 
-    def _make_replays(self, record_id: str, clone: AgentId) -> list[Replay]:
-        """Return the replays that resample a clone's turns in an episode or in another replay."""
-        return [Replay.of(record_id, {clone: Intervention.RESAMPLE}, sample) for sample in range(self.samples)]
+    def _make_replays(self, record_id: str, agent: AgentId, turn: int = 0) -> list[Replay]:
+        """Return the replays that resample an agent's turns from `turn` on, in an episode or in another replay."""
+        change = {agent: Intervention.resample(turn)}
+        return [Replay.of(record_id, change, sample) for sample in range(self.samples)]
