@@ -25,7 +25,6 @@ NAMES = {name for group in GROUPS.values() for name, reference in group.items() 
 OTHER_MEANINGS = {
     "board": "an attribute of protocols",
     "budgets": "a config key of a study",
-    "decision": "a unit in options of learners and adapters",
     "dots": "a spinner of Rich",
     "scale": "an option of rewards, credit and networks",
 }
@@ -143,9 +142,9 @@ def test_words_with_another_meaning_are_names_of_plug_ins() -> None:
         "cls = STRATEGIES['scale']",
         "cls = STRATEGIES.load('board', where)",
         "strategy = make_strategy('scale', {}, where)",
-        "if spec.name == 'decision': pass",
-        "if spec.name in ('rloo', 'decision'): pass",
-        "match spec.name:\n    case 'decision': pass",
+        "if spec.name == 'scale': pass",
+        "if spec.name in ('rloo', 'scale'): pass",
+        "match spec.name:\n    case 'scale': pass",
     ],
 )
 def test_a_name_is_noticed(source: str) -> None:
@@ -159,7 +158,7 @@ def test_a_name_is_noticed(source: str) -> None:
         "'''Rows are aligned by key; branches share a prompt.'''",
         "price = {'name': 'token_cost', 'price': 0.4, 'scale': 100.0}",
         "spinner = Spinner('dots')",
-        "per = 'decision'",
+        "tag = 'scale'",
         "import selfcest_env.delegation_v0",
         "text = 'no budgets are left for this planner'",
         "credit = 'rloo'",

@@ -31,7 +31,6 @@ from selfcest_lab.games import GAMES, Game
 from selfcest_methods.adora import Adora
 from selfcest_methods.aligned import Aligned
 from selfcest_methods.d3s import D3s, find_most_varied
-from selfcest_methods.decision import Decision
 from selfcest_methods.frozen_clones import FrozenClones
 from selfcest_methods.hapo import Hapo
 from selfcest_methods.hypervolume import Hypervolume, compute_volume
@@ -41,6 +40,7 @@ from selfcest_training.config_file import load_config
 from selfcest_training.credit import (
     Credit,
     CreditAssigner,
+    Decision,
     Grpo,
     ReplayRecords,
     Rloo,
@@ -356,7 +356,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme",
     [
-        FrozenClones(), Salt(), Decision(), Decision(average=False, tokens=1), Adora(term="score"), Hapo(),
+        FrozenClones(), Salt(), Decision(), Decision(average=False), Adora(term="score"), Hapo(),
         D3s(PlugIn("rloo"), across="group"), Hapo(std_floor=0.0, limit=0.5), D3s(),
         *(pytest.param(scheme, marks=SLOW) for scheme in (
             FrozenClones(PlugIn("coma"), steps=1), Salt(PlugIn("branches"), history=1, thoughts=True),
@@ -434,8 +434,8 @@ def test_the_decision_alone_gets_the_difference_between_the_two_choices() -> Non
     assert credit.diagnostics["gap"] == pytest.approx(2 * mean)
     assert key("a", ROOT, 1) in credit.excluded
     assert {k.agent_id for k in credit.excluded} == {ROOT, *CLONES}
-    first = assign(Decision(average=False, tokens=1), group(*called, *answered), {}).advantage
-    assert first[key("c")] == (own[key("c")], 0.0, 0.0)
+    each = assign(Decision(average=False), group(*called, *answered), {}).advantage
+    assert each == {key(name): own[key(name)] for name in "abcd"}
     held = assign(Decision(holds_others=True), group(*called, *answered), {})
     assert not held.excluded
     assert held.advantage == {k: credit.advantage.get(k, 0.0) for k in own}

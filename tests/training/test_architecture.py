@@ -145,7 +145,7 @@ def test_what_came_from_outside_is_in_the_records(trace: Path) -> None:
 
 
 # Names of methods that are plain words too, and stand as such in the product.
-PLAIN_WORDS = {"board", "branches", "budgets", "critic", "decision", "dots", "planner", "scale"}
+PLAIN_WORDS = {"board", "branches", "budgets", "critic", "dots", "planner", "scale"}
 
 
 def test_nothing_outside_the_methods_names_one_of_their_plug_ins() -> None:

@@ -24,10 +24,9 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import root_episode
 from selfcest_env.structure import Above, AtMost, Count
 from selfcest_env.types import TurnKey
-from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Internal, Internals, Promise, ReplayRecords
-from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
+from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme, select_turns
 
 KeptShare = Annotated[float, Above(0), AtMost(1)]
 

@@ -17,11 +17,10 @@ from typing import ClassVar
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import root_episode
 from selfcest_env.structure import Count
-from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, ReplayRecords, succeeded
 from selfcest_training.credit.chance import draw_index
-from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
+from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme, select_turns
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from typing import ClassVar
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Size
 from selfcest_env.types import ROOT
-from selfcest_methods.turn_selection import select_turns
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, ReplayRecords
-from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme
+from selfcest_training.credit.wrapping import CountsSteps, WrapperOptions, WrapperScheme, select_turns
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from selfcest_training.credit.checks import (
     request_replays,
 )
 from selfcest_training.credit.coma import Coma
+from selfcest_training.credit.decision import Decision
 from selfcest_training.credit.diff_loo import DiffLoo
 from selfcest_training.credit.difference import Difference
 from selfcest_training.credit.gated import Gated
@@ -46,6 +47,7 @@ __all__ = [
     "Coma",
     "Credit",
     "CreditAssigner",
+    "Decision",
     "DiffLoo",
     "Difference",
     "Gated",

@@ -39,6 +39,7 @@ SCHEMES = Registry(
         "parts": "selfcest_training.credit.parts:Parts",
         "to_go": "selfcest_training.credit.to_go:ToGo",
         "per_role": "selfcest_training.credit.per_role:PerRole",
+        "decision": "selfcest_training.credit.decision:Decision",
     },
 )
 

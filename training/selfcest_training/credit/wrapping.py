@@ -1,8 +1,8 @@
-"""Base classes of credit schemes that wrap another scheme, or that depend on the number of steps."""
+"""What credit schemes that change another scheme share, and the base of those that count the learner's steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +11,9 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked
+from selfcest_env.types import TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import CreditAssigner, Internals, TurnCounts
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Internals, TurnCounts
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
@@ -54,6 +55,24 @@ class WrapperScheme(Configured, CreditAssigner):
 
     def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:
         return self.inner.more_replays(episode, turn_counts)
+
+
+def select_turns(
+    credit: Credit, group: EpisodeGroup, advantage: Mapping[TurnKey, Advantage], diagnostics: Mapping[str, float]
+) -> Credit:
+    """Return a credit of the turns in `advantage`; all other turns of the group are excluded.
+
+    Args:
+        credit: the credit that is changed; its weights and diagnostics stay.
+        group: the group of this credit.
+        advantage: advantages of the turns that train.
+        diagnostics: diagnostics in addition to those of the credit.
+    """
+    excluded: set[TurnKey] = set()
+    for episode in group.episodes:
+        excluded.update(key for key, _ in episode.turns() if key not in advantage)
+    weight = {key: value for key, value in credit.weight.items() if key in advantage}
+    return Credit(advantage, frozenset(excluded), {**credit.diagnostics, **diagnostics}, weight)
 
 
 @stored_as(steps="steps")
