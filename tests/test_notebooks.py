@@ -72,5 +72,5 @@ def test_a_credit_scheme_is_checked_and_judged(names: dict[str, Any]) -> None:
 def test_a_policy_answers_and_is_trained(names: dict[str, Any]) -> None:
     tree, _ = (value for value in run_cells(NOTEBOOKS[2], names) if value is not None)
     assert "<svg" in tree._repr_html_()  # type: ignore[attr-defined]
-    assert {price: record.cost.clones for price, record in names["answers"].items()} == {0: 3, 5: 0}
+    assert {price: record.cost.clones for price, record in names["answers"].items()} == {3: 3, 7: 0}
     assert len(names["episodes"]) == 16

@@ -178,7 +178,7 @@ from selfcest_training.shipped import find_model_folder
 command = Path(sys.executable).with_name("selfcest")
 with open("ledgers.json", "w") as file:
     file.write('{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}')
-asked = [command, "solve", "?[1]C[2]E[3]F;09,15,0", "--policy", "deciding", "--documents", "ledgers.json"]
+asked = [command, "solve", "?[1]C[2]E[3]F;09,20,3", "--policy", "deciding", "--documents", "ledgers.json"]
 asked += ["--html", "solved.html"]
 print("129" in subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout)
 model, _ = load_pretrained(find_model_folder("deciding"))

@@ -17,7 +17,7 @@ import selfcest_cli.main as cli
 from selfcest_training.config_file import dump_config
 from selfcest_training.faults import ExitCode
 
-SUM = "?[1]C[2]E[3]F;09,15,0"
+SUM = "?[1]C[2]E[3]F;09,20,3"
 DECIDING = ("--policy", "deciding")
 
 

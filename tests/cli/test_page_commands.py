@@ -296,7 +296,7 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
     for name in ("first", "second"):
         shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / name)
     Path("ledgers.json").write_text('{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}', encoding="utf-8")
-    question = "?[1]C[2]E[3]F;09,15,5"
+    question = "?[1]C[2]E[3]F;09,20,7"
     selfcest("solve", question, "--policy", "deciding", "--documents", "ledgers.json", "--out", "asked.jsonl")
     selfcest("evaluate", "name=mine", *SMALLER["evaluate"])
     return tmp_path

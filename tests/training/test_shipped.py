@@ -89,7 +89,7 @@ def test_a_plain_solve_in_an_empty_folder(selfcest: Console) -> None:
     # 3 + 7 + 0, 1 + 5 + 9 and 8 + 2 + 4 make 39.
     Path("ledgers.json").write_text('{"C": "k3a7q0", "E": "k1a5q9", "F": "k8a2q4"}', encoding="utf-8")
     arguments = ("--policy", "deciding", "--documents", "ledgers.json", "--answer", "9", "--out", "asked.jsonl")
-    shown = selfcest("solve", "?[1]C[2]E[3]F;09,15,5", *arguments)
+    shown = selfcest("solve", "?[1]C[2]E[3]F;09,20,7", *arguments)
     assert 'right: expected "9"' in shown
     (record,) = written()
     assert record.limits == load_config(QUICK / "config.yaml").limits_of("deciding")
