@@ -110,8 +110,8 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
             for cost, options in config["costs"].items():
                 if "model" in options.get("options", {}):
                     overrides.append(f"costs.{cost}.options.model={model}")
-            if "full_reader_scaled" in config["strategies"] and "strategies.full_reader_scaled=null" not in words:
-                scaled = "strategies.full_reader_scaled.policy.options.model.options"
+            if "full_reader_scaled_not_fine_tuned" in config["strategies"]:
+                scaled = "strategies.full_reader_scaled_not_fine_tuned.policy.options.model.options"
                 overrides.append(f"{scaled}.source={model}")
             selfcest(*words, *overrides, "seeds=[0]", "episodes=1", "limits.turn_tokens=60", "limits.max_turns=1")
             name = next((word.removeprefix("name=") for word in words if word.startswith("name=")), config["name"])
@@ -121,7 +121,7 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
                 assert result.costs is None or all(result.costs[cost] > 0 for cost in config["compared"])
             strategies = {result.place.strategy for result in results}
             assert strategies == (
-                {"delegate_short_replies", "memory_agent", "bm25_sentences"}
+                {"delegate_short_replies", "memory_agent", "bm25_sentences", "bm25_sentences_one_hop"}
                 if "128k" in name
                 else strategies | {"oracle_documents", "full_reader"}
             )

@@ -31,6 +31,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.instances import instances_of, source_of, source_spec
 from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
 from selfcest_eval.play.policies import MINIMAL_LIMITS, PolicySource, check_servers, make_policy
+from selfcest_eval.play.reports import grade_reports
 from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy
@@ -422,6 +423,7 @@ class Study:
             costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.ran_in_series(scored)),
             executed=strategy.executed(scored),
             support=self._compare_support(scored[chosen], cell),
+            reports=grade_reports(scored, self.context(cell).source) if self.config.grade_reports else None,
         )
 
     def _compare_support(self, episode: EpisodeRecord, cell: EvalCell) -> Overlap | None:
@@ -479,8 +481,11 @@ class Study:
             if is_perfect_player:
                 # No episode is stored that could be graded or measured again.
                 played = digest(played, self._reward_digest, self._costs_digest, task.answer, list(task.aliases))
-            elif says_support(task):
-                measured = ["support"]
+            else:
+                if says_support(task):
+                    measured.append("support")
+                if self.config.grade_reports:
+                    measured.append("reports")
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
             place = ResultKey(
                 eval_set.family,

@@ -60,6 +60,10 @@ SCORE_MEANINGS = {
         "Support compares the documents that a strategy looked at with those that the question needs; of several "
         "samples only the one whose answer counts."
     ),
+    "report_exact": (
+        "Reports of single parts, by clones and of memories, are compared with those of the source's expert: the share "
+        "that has the same words, and the F1 of words. Means are over the instances with a report."
+    ),
 }
 
 
