@@ -24,6 +24,7 @@ CELLS = {
     "cells": ["cells/deciding/seed0"],
     "credit_map": ["additive-4/broadcast"],
     "gallery": ["episodes", "example"],
+    "league": ["influence", "quartet/rloo"],
     "methods": ["methods_when/deciding/seed0", "sweep/seed0"],
     "scaling": ["episodes", "curve", "results"],
     "when": ["when/deciding/seed0"],
