@@ -103,7 +103,8 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
             assert (tmp_path / "runs" / "novels" / "full_reader" / "seed0" / "model" / "config.json").is_file()
         else:
             # The lengths of the page are replaced; the name and the strategies of the study are not.
-            words = [word for word in words if ".words" not in word]
+            # There is one instance, which is too few to time.
+            words = [word for word in words if ".words" not in word and not word.startswith("timed_batches")]
             config = yaml.safe_load(Path(words[words.index("-c") + 1]).read_text(encoding="utf-8"))
             paths = [f"tasks.{name}.options" for name in config["tasks"]]
             overrides = [word for word in make_overrides(paths, model) if not word.startswith("model.")]
@@ -125,7 +126,7 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
                 if "128k" in name
                 else strategies | {"oracle_documents", "full_reader"}
             )
-    assert num_run == 7
+    assert num_run == 6
 
 
 def read_tasks(name: str) -> dict[str, Any]:

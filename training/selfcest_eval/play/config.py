@@ -93,6 +93,8 @@ class StudyConfig(Checked):
         max_retries: number of retries of an episode after a server failure. If all fail, its instance is left out of
             every strategy.
         max_failed_fraction: fraction of an eval set's instances that may be left out; the study stops above it.
+        timed_batches: number of timed batches of one request, and of sixteen, for each strategy and eval set, after a
+            batch for the warm-up; at least 3, or 0 for none. They come after the study's own episodes.
         threads: number of threads of torch.
         resamples: number of resamples of the bootstrap.
         confidence: confidence of the intervals.
@@ -122,6 +124,7 @@ class StudyConfig(Checked):
     batch: Count = 64
     max_retries: Size = 2
     max_failed_fraction: Annotated[float, AtLeast(0), Below(1)] = 0.1
+    timed_batches: Size = 0
     threads: Count = 1
     resamples: Annotated[int, AtLeast(100)] = 2000
     confidence: Annotated[float, AtLeast(0.5), Below(1)] = 0.95
@@ -129,6 +132,8 @@ class StudyConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.timed_batches in (1, 2):
+            raise ConfigError(f"timed_batches is {self.timed_batches}; expected at least 3, or 0 for none")
         check_eval_sets(self.eval_sets)
         known = [*measures_of(self.costs, self.price), WALL]
         for cost in self.compared:

@@ -150,7 +150,7 @@ class Study:
         """Count the study's results whose episodes are stored. Some of them may have to be graded again."""
         count = 0
         for cell in self.cells():
-            count += sum(not self._must_be_played(item, store) for item in self._items_of(cell))
+            count += sum(not self._must_be_played(item, store) for item in self.items_of(cell))
         return count
 
     @staticmethod
@@ -188,7 +188,7 @@ class Study:
     def order(self) -> Iterator[tuple[str, ResultKey]]:
         """Yield the key and the place of every result, in the order of the results."""
         for cell in self.cells():
-            for item in self._items_of(cell):
+            for item in self.items_of(cell):
                 yield item.key, item.place
 
     def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
@@ -239,7 +239,7 @@ class Study:
         if not self._unplayable:
             return causes
         for cell in self.cells():
-            for item in self._items_of(cell):
+            for item in self.items_of(cell):
                 if item.played in self._unplayable:
                     _, _, cause = self._unplayable[item.played]
                     causes[item.key] = cause
@@ -248,7 +248,7 @@ class Study:
     def _must_play(self, policy: PolicySource, store: Store) -> bool:
         """Return whether the policy has an instance left to play."""
         cells = [cell for cell in self.cells() if cell.style is None and self.policy_of(cell.strategy) is policy]
-        items = chain.from_iterable(map(self._items_of, cells))
+        items = chain.from_iterable(map(self.items_of, cells))
         return any(self._must_be_played(item, store) for item in items)
 
     # One cell
@@ -264,7 +264,7 @@ class Study:
     ) -> None:
         missing_by_cell: list[tuple[EvalCell, list[EvalItem]]] = []
         for cell in cells:
-            items = self._items_of(cell)
+            items = self.items_of(cell)
             missing = self._regrade_stored(items, cell, store)
             if len(missing) < len(items):
                 report(len(items) - len(missing), str(cell))
@@ -338,7 +338,7 @@ class Study:
 
     def _play_perfect_execution(self, cell: EvalCell, style: Style, store: Store, report: OnPlayed) -> None:
         """Let the expert play a cell. Its episodes are not stored, since the same script can play them again."""
-        items = self._items_of(cell)
+        items = self.items_of(cell)
         strategy = self.strategies[cell.strategy]
         rules = self.policy_of(cell.strategy).rules(MINIMAL_LIMITS)
         for start in range(0, len(items), self.config.batch):
@@ -445,7 +445,7 @@ class Study:
             self.policy_of(cell.strategy).rules(MINIMAL_LIMITS).protocol,
         )
 
-    def _items_of(self, cell: EvalCell) -> list[EvalItem]:
+    def items_of(self, cell: EvalCell) -> list[EvalItem]:
         """Return the cell's instances with the keys of their results.
 
         Stored results are found by these digests: a change of their parts or order plays every study again.
