@@ -47,10 +47,12 @@ PRINTED = {
     "docs/cells.md": Source("studies/cells/study.py"),
     "docs/claims.md": Source("studies/claims/study.py"),
     "docs/credit_map.md": Source("studies/credit_map/study.py"),
+    "docs/league.md": Source("studies/league/study.py"),
     "docs/methods.md": Source("studies/methods/study.py", "<!-- compared: ", "<!-- end of what is compared -->"),
     "docs/paper.md": Source("benchmarks/paper_cost.py", "| config | episodes of a variant", "\n\n"),
     "docs/reliability.md": Source("tests/stress/reliability.py"),
     "docs/scale.md": Source("studies/scaling/study.py", "\n## How far it scales", "\n## "),
+    "docs/stopping.md": Source("studies/stopping/study.py"),
     "docs/when.md": Source("studies/when/study.py"),
     "docs/where.md": Source("studies/where/study.py"),
 }

@@ -25,6 +25,7 @@ from studies.runner import CONFIGS, STUDIES, Cell, Rerun, git, selfcest, store_j
 
 WHERE = ("where", "where_full", "where_random", "pairs")  # on the page of studies/where/study.py
 WHEN = ("when", "when_hidden", "when_uncompared")  # likewise, by studies/when/study.py
+STOPPING = ("stopping",)  # likewise, by studies/stopping/study.py
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
 METHODS = (
     "when",
@@ -35,7 +36,7 @@ METHODS = (
     "confirm_cells",
 )  # likewise, by studies/methods/study.py, and in a folder of their own
 EXPERIMENTS = {
-    **{name: CONFIGS / f"{name}.yaml" for name in (*CREDIT, *WHERE, *WHEN)},
+    **{name: CONFIGS / f"{name}.yaml" for name in (*CREDIT, *WHERE, *WHEN, *STOPPING)},
     **{f"methods_{name}": CONFIGS / "methods" / f"{name}.yaml" for name in METHODS},
 }
 COSTS = (
@@ -136,6 +137,8 @@ def _find_study(experiment: str) -> str:
         return "methods"
     if experiment in CREDIT:
         return "cells"
+    if experiment in STOPPING:
+        return "stopping"
     return "when" if experiment in WHEN else "where"
 
 

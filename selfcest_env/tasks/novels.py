@@ -20,13 +20,22 @@ import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from selfcest_env.errors import DataError, SelfcestError
 
 PACKAGE = "https://deb.debian.org/debian/pool/main/r/r-cran-janeaustenr/r-cran-janeaustenr_1.0.0-1_all.deb"
 _PACKAGE_SHA256 = "df6bddf211906d1ff404f8ff662c21b34e6660e7f54a311084e749050c019c95"
+# Of each book as this script writes it, so that all results are on the same sentences.
+_BOOK_SHA256 = {
+    "emma": "7c67b5985c6d0de1efaeb5d342d52cb82c38083c40e2295129e30e87ee690ebe",
+    "mansfield_park": "98bc90519cdf4ef663ad7de2734bb529435ef24f7abbde6bb1a50898871dafe9",
+    "northanger_abbey": "51f91bbe0517db8e65cff009b097ce0a1836124c4e0532ac19e6c0cad982abed",
+    "persuasion": "8061549557aebd2fd6e353d18d9197cb707029112bd52d4d8b174583a925848a",
+    "pride_and_prejudice": "dfc684d4f857fa938268f9ab9c5567b64bd0691251eca959644adeabe6287a4d",
+    "sense_and_sensibility": "105e1651fe93bed7130078578efd31e0c557d68667ba672ddc876f735b30fe09",
+}
 _DATA = "janeaustenr/data/Rdata.rdb"
 _AR_MAGIC = b"!<arch>\n"
 _AR_HEADER = 60  # bytes: name (16), time, owner, group and mode (32), size (10), end (2)
@@ -47,6 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.package == PACKAGE:
             _check_sha256(package)
         novels = read_novels(package, options.package)
+        different = find_different_books(novels)
+        if different and options.package == PACKAGE:
+            raise DataError(f"{PACKAGE}: {different}; report it, since the package itself is the expected one")
+        if different:
+            print(f"warning: {options.package}: {different}; results on it are of other texts", file=sys.stderr)
         options.folder.mkdir(parents=True, exist_ok=True)
         for title, text in novels.items():
             file = options.folder / f"{title}.txt"
@@ -67,6 +81,18 @@ def _check_sha256(package: bytes) -> None:
             f"{PACKAGE}: the download has the SHA-256 {sha256}; expected {_PACKAGE_SHA256}. Download it again, or give "
             "a package that you trust by --package"
         )
+
+
+def find_different_books(novels: Mapping[str, str]) -> str:
+    """Return a phrase that names the books whose SHA-256 is not the pinned one; empty if there is none."""
+    different = []
+    for title in sorted(_BOOK_SHA256.keys() | novels.keys()):
+        text = novels.get(title)
+        if text is None or hashlib.sha256(text.encode()).hexdigest() != _BOOK_SHA256.get(title):
+            different.append(title)
+    if not different:
+        return ""
+    return f"{len(different)} books are missing, unknown or have another SHA-256 than expected: {', '.join(different)}"
 
 
 def read_package(source: str) -> bytes:

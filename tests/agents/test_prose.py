@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -312,8 +313,22 @@ def test_novels_of_a_package(
         content = serialise([title, "", line])
         records += struct.pack(">I", len(content)) + zlib.compress(content)
     file = tmp_path / "novels.deb"
-    file.write_bytes(make_package({"./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb": records}))
+    package = make_package({"./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb": records})
+    file.write_bytes(package)
     assert novels.main([str(tmp_path / "out"), "--package", str(file)]) == 0
+    # Two books differ from the pinned ones, and four are missing.
+    warning = "6 books are missing, unknown or have another SHA-256 than expected: emma, mansfield_park, northanger"
+    assert f"warning: {file}: {warning}" in capsys.readouterr().err
+    written = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(novels, "read_package", lambda _: package)
+        patch.setattr(novels, "_PACKAGE_SHA256", hashlib.sha256(package).hexdigest())
+        assert novels.main([str(tmp_path / "default")]) == 1
+        assert warning in capsys.readouterr().err
+        assert not (tmp_path / "default").exists()
+        patch.setattr(novels, "_BOOK_SHA256", written)
+        assert novels.main([str(tmp_path / "default")]) == 0
+        assert not capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["emma.txt", "pride_and_prejudice.txt"]
     assert (tmp_path / "out" / "emma.txt").read_text(encoding="utf-8") == "EMMA\n\nEmma was handsome—and clever.\n"
     assert list(Prose(str(tmp_path / "out")).books) == ["emma", "pride_and_prejudice"]

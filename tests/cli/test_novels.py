@@ -103,15 +103,16 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
             assert (tmp_path / "runs" / "novels" / "full_reader" / "seed0" / "model" / "config.json").is_file()
         else:
             # The lengths of the page are replaced; the name and the strategies of the study are not.
-            words = [word for word in words if ".words" not in word]
+            # There is one instance, which is too few to time.
+            words = [word for word in words if ".words" not in word and not word.startswith("timed_batches")]
             config = yaml.safe_load(Path(words[words.index("-c") + 1]).read_text(encoding="utf-8"))
             paths = [f"tasks.{name}.options" for name in config["tasks"]]
             overrides = [word for word in make_overrides(paths, model) if not word.startswith("model.")]
             for cost, options in config["costs"].items():
                 if "model" in options.get("options", {}):
                     overrides.append(f"costs.{cost}.options.model={model}")
-            if "full_reader_scaled" in config["strategies"] and "strategies.full_reader_scaled=null" not in words:
-                scaled = "strategies.full_reader_scaled.policy.options.model.options"
+            if "full_reader_scaled_not_fine_tuned" in config["strategies"]:
+                scaled = "strategies.full_reader_scaled_not_fine_tuned.policy.options.model.options"
                 overrides.append(f"{scaled}.source={model}")
             selfcest(*words, *overrides, "seeds=[0]", "episodes=1", "limits.turn_tokens=60", "limits.max_turns=1")
             name = next((word.removeprefix("name=") for word in words if word.startswith("name=")), config["name"])
@@ -121,11 +122,11 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
                 assert result.costs is None or all(result.costs[cost] > 0 for cost in config["compared"])
             strategies = {result.place.strategy for result in results}
             assert strategies == (
-                {"delegate_short_replies", "memory_agent", "bm25_sentences"}
+                {"delegate_short_replies", "memory_agent", "bm25_sentences", "bm25_sentences_one_hop"}
                 if "128k" in name
                 else strategies | {"oracle_documents", "full_reader"}
             )
-    assert num_run == 7
+    assert num_run == 6
 
 
 def read_tasks(name: str) -> dict[str, Any]:
@@ -193,4 +194,4 @@ def test_the_page_has_no_number_that_the_configs_do_not_have() -> None:
     for limit in (48, 24, 8):
         assert f"limit: {limit}" in frontier
     assert "documents: 4" in frontier
-    assert len(text.split()) <= 1000
+    assert len(text.split()) <= 1100

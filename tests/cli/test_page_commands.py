@@ -63,6 +63,8 @@ NOT_RUN = {
     "selfcest train -c training/configs/credit.yaml": TRAINS,
     "selfcest lab --scheme my_credit:OneTurn --scheme rloo --game pair --out runs/lab": OF_ONES_OWN,
     'selfcest lab --scheme rloo --scheme "my_package:MyScheme beta=0.5"': OF_ONES_OWN,
+    "selfcest lab --scheme my_credit:OneTurn --scheme rloo --samples 200 --game pair --game series "
+    "--game gated --game trio --game cells --game words --game quartet --out runs/league": OF_ONES_OWN,
     "selfcest contamination training/configs/paper/mixed.yaml training/configs/paper/mixed_frontier.yaml": DATA,
     "selfcest train -c training/configs/paper/musique.yaml": DATA,
     "selfcest evaluate -c training/configs/paper/musique_frontier.yaml": DATA,

@@ -14,7 +14,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Generation, Turn
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts
 from selfcest_eval.play.costs import COSTS, ConcurrentContext, VisibleContext, VisibleTokenSteps
-from selfcest_eval.play.model_costs import Flops, PeakMemory, read_shape
+from selfcest_eval.play.model_costs import Flops, IdealMemory, read_shape
 from selfcest_training.planning.shapes import KNOWN
 
 
@@ -156,7 +156,7 @@ def test_the_shape_of_smollm2_by_hand(tmp_path: Path) -> None:
     ("config", "said"),
     [
         (Gemma3TextConfig(), "which has layers of sliding_attention; expected full attention in every layer"),
-        (MistralConfig(sliding_window=8), "which has sliding_window = 8; expected full attention in every layer"),
+        (MistralConfig(sliding_window=8), "which has an attention window of 8; expected full attention in every layer"),
         (MixtralConfig(), "which has 8 experts; expected a model without experts"),
     ],
 )
@@ -170,12 +170,12 @@ def test_memory_by_hand(model: str) -> None:
     shape = read_shape(model)
     token = 2 * 2 * 16  # keys and values of two layers
     weights = 4 * shape.weights
-    assert PeakMemory(model=model).of(TREE) == weights + 4 * token * (30 + 33 + 13 + 25)
-    small = PeakMemory(model=model, weight_bytes=2, cache_bytes=1)
+    assert IdealMemory(model=model).of(TREE) == weights + 4 * token * (30 + 33 + 13 + 25)
+    small = IdealMemory(model=model, weight_bytes=2, cache_bytes=1)
     assert small.of(ALONE) == 2 * shape.weights + token * 10
     # One agent at a time: the clone of the second clone has 25 tokens, its parent 23 and the root 44.
-    assert PeakMemory(model=model, concurrent=False).of(TREE) == weights + 4 * token * (44 + 23 + 25)
+    assert IdealMemory(model=model, concurrent=False).of(TREE) == weights + 4 * token * (44 + 23 + 25)
     # Samples that run at once share the weights; of episodes in series the largest counts.
-    values = [PeakMemory(model=model).of(record) for record in (ALONE, ALONE)]
-    assert PeakMemory(model=model).over_samples(values) == weights + 4 * token * 20
-    assert PeakMemory(model=model).in_series(values) == values[0]
+    values = [IdealMemory(model=model).of(record) for record in (ALONE, ALONE)]
+    assert IdealMemory(model=model).over_samples(values) == weights + 4 * token * 20
+    assert IdealMemory(model=model).in_series(values) == values[0]

@@ -666,7 +666,7 @@ def test_another_gold_decomposition_replays_the_oracle_alone(tmp_path: Path) -> 
         (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         study = Study(parse_as(StudyConfig, {**data, "strategies": strategies, "seeds": [0], "budgets": [240]}))
         cells = [cell for cell in study.cells() if cell.style is None]
-        studies.append({item.place.strategy: item.played for cell in cells for item in study._items_of(cell)})
+        studies.append({item.place.strategy: item.played for cell in cells for item in study.items_of(cell)})
     assert studies[0]["monolithic"] == studies[1]["monolithic"]
     assert studies[0]["oracle_decomposition"] != studies[1]["oracle_decomposition"]
 

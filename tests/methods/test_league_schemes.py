@@ -125,7 +125,12 @@ def test_a_moving_average_is_an_unbiased_baseline() -> None:
 def test_the_clone_without_which_the_return_would_be_lower_gets_more() -> None:
     """Rewards 1 + (1 - .2), 1 + (1 - 1) and, in an episode with the return 0, 0 + (0 - 0) twice."""
     whole = group(three_agents("a", 1.0), three_agents("b", 0.0))
-    without = {("a", "root.0"): 0.2, ("a", "root.1"): 1.0, ("b", "root.0"): 0.0, ("b", "root.1"): 0.0}
+    without: dict[tuple[str, ...], float] = {
+        ("a", "root.0"): 0.2,
+        ("a", "root.1"): 1.0,
+        ("b", "root.0"): 0.0,
+        ("b", "root.1"): 0.0,
+    }
     credit = credit_with(Sharp(process=0.0), whole, without)
     mean, std = 0.7, math.sqrt((1.1**2 + 0.3**2 + 2 * 0.7**2) / 3)
     assert of(credit, "a") == pytest.approx((math.sqrt(0.5), 1.1 / std, 0.3 / std), abs=1e-5)
@@ -146,7 +151,7 @@ def test_the_rewards_of_own_turns_are_added() -> None:
 
 # ccpo
 
-WITHOUT = {
+WITHOUT: dict[tuple[str, ...], float] = {
     ("a", "root.0"): 0.2,
     ("a", "root.1"): 1.0,
     ("b", "root.0"): 0.0,

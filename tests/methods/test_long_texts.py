@@ -18,19 +18,22 @@ from selfcest_agents.scripted import OracleActor
 from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError
 from selfcest_env.rules import Rules
-from selfcest_env.tasks.long_context import Babilong
+from selfcest_env.stored import to_stored
+from selfcest_env.tasks.long_context import Babilong, split_sentences
 from selfcest_env.tasks.memory import EMPTY_MEMORY, MemorySteps, MemoryTurn
 from selfcest_env.tasks.mixture import Mixture
 from selfcest_env.tasks.prose import Prose
 from selfcest_env.tasks.room_stories import RoomStories
+from selfcest_env.tasks.rooms import is_event
 from selfcest_env.text.counters import WordCounter
-from selfcest_env.types import Answer, Limits, Task
+from selfcest_env.types import Answer, Limits, Role, Task
 from selfcest_env.views import Observation
-from selfcest_eval.play.config import StudyConfig, parse_study
+from selfcest_eval.play.config import StudyConfig, load_stored_study, parse_study
 from selfcest_eval.play.costs import FailedEpisodes, costs_of
 from selfcest_eval.play.model_costs import read_shape
+from selfcest_eval.play.reports import grade_reports
 from selfcest_eval.play.results import read_results
-from selfcest_eval.play.strategies import Episodes, FullReader, Instance, PlayContext, Strategy
+from selfcest_eval.play.strategies import DelegatingStrategy, Episodes, FullReader, Instance, PlayContext, Strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report
 from selfcest_methods.memory_agent import MemoryAgent
@@ -195,6 +198,46 @@ def test_the_oracle_needs_to_know_the_facts() -> None:
         OracleDocuments().check_tasks([task], RoomStories())
 
 
+@dataclass(frozen=True)
+class ForgetsPartTwo:
+    """The expert, but of a part 2 it says that there is nothing, as a clone and with a memory."""
+
+    source: Babilong
+
+    def act(self, observation: Observation, rng: Any) -> str:
+        turn = MemoryTurn.read(observation.brief.text)
+        if observation.role is Role.CLONE and "part 2" in observation.brief.documents:
+            return HERMES.render(Answer("nothing"))
+        if turn is not None and "part 2" in observation.brief.documents:
+            return HERMES.render(Answer(turn.memory))
+        return OracleActor(Mixture((MemorySteps(self.source), self.source)), HERMES).act(observation, rng)
+
+
+def test_single_reports_are_graded(tmp_path: Path) -> None:
+    """Of m parts the report on one is wrong, if it has a fact. The last turn of a memory is no report."""
+    source = make_source(tmp_path)
+    context = PlayContext(LIMITS, 0.0, source, HERMES)
+    player = ScriptedPlayer(ForgetsPartTwo(source), partial(Rules, protocol=HERMES, counter=WORDS), codec=None)
+    instances = [Instance(task, i) for i, task in enumerate(source.tasks())]
+    shares = set()
+    for strategy in (DelegatingStrategy(), MemoryAgent()):
+        for instance, episodes in zip(instances, strategy.play(instances, context, player), strict=True):
+            parts = instance.task.context
+            reports = grade_reports(episodes, source)
+            assert reports is not None
+            assert reports.exact <= reports.f1 <= 1
+            if strategy.delegates:
+                has_fact = any(is_event(sentence) for sentence in split_sentences(parts["part 2"]))
+                assert reports.exact == pytest.approx(1 - has_fact / len(parts))
+            else:
+                assert reports.exact in (pytest.approx(1), pytest.approx(1 - 1 / len(parts)))
+            shares.add((strategy.delegates, reports.exact < 1))
+    # Each strategy has a wrong report on one text, and none on another.
+    assert shares == {(True, True), (True, False), (False, True), (False, False)}
+    # An agent without clones reports nothing.
+    assert grade_reports(FullReader().play(instances[:1], context, player)[0], source) is None
+
+
 def test_the_documents_with_the_facts_are_enough(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     for task, (episode,) in play(OracleDocuments(), source, tmp_path):
@@ -219,6 +262,7 @@ def make_study(tmp_path: Path, **changes: Any) -> StudyConfig:
         "name": "s",
         "output": str(tmp_path),
         "episodes": 4,
+        "grade_reports": True,
         "resamples": 100,
         "limits": {
             "total_tokens": None,
@@ -243,7 +287,7 @@ def make_study(tmp_path: Path, **changes: Any) -> StudyConfig:
         },
         "costs": {
             "flops": {"name": "flops", "options": {"model": str(model)}},
-            "memory": {"name": "peak_memory", "options": {"model": str(model)}},
+            "memory": {"name": "ideal_memory", "options": {"model": str(model)}},
         },
         "compared": ["total_tokens", "critical_path_tokens", "flops", "memory", "wall_seconds"],
     }
@@ -261,6 +305,9 @@ def test_a_study_compares_operations_memory_and_seconds(tmp_path: Path, monkeypa
         assert result.grade.correct
         assert result.costs is not None
         assert result.costs["wall_seconds"] > 0
+        has_reports = result.place.strategy != "full_reader"
+        assert ("report_exact" in result.scores) is has_reports
+        assert result.scores.get("report_exact", 1.0) == result.scores.get("report_f1", 1.0) == 1.0
         if result.place.strategy == "full_reader":
             tokens = int(result.costs["total_tokens"])
             output = shape.output_flops * int(result.costs["generated_tokens"])
@@ -277,6 +324,8 @@ def test_a_study_compares_operations_memory_and_seconds(tmp_path: Path, monkeypa
     assert "| strategies | total tokens | critical path tokens | flops | memory | wall-clock seconds" in report
     assert re.search(r"delegate against memory_agent: .* flops x.*, memory x.*, wall-clock seconds .* x", report)
     assert "nan" not in report
+    assert re.search(r"\| delegate \|( [^|]+\|)* 1.00 [^|]*\| 1.00 [^|]*\|$", report, re.MULTILINE)
+    assert "with those of the source's expert: the share that has the same words" in report
 
 
 def test_a_text_above_the_window_is_refused_for_the_full_reader(tmp_path: Path) -> None:
@@ -298,3 +347,16 @@ def test_costs_of_a_model_that_is_not_there_are_refused_before_any_work(tmp_path
     config = make_study(tmp_path, costs=costs, compared=["flops"])
     with pytest.raises(ConfigError, match=r"^costs\.flops\.options: there is no folder nowhere; expected a model"):
         Study(config)
+
+
+def test_a_renamed_cost_of_a_stored_study_is_read(tmp_path: Path) -> None:
+    costs = {"memory": {"name": "peak_memory", "options": {"model": "somewhere"}}}
+    with pytest.raises(ConfigError, match=r"costs\.memory: the cost peak_memory is now called ideal_memory; rename it"):
+        make_study(tmp_path, costs=costs, compared=["memory"])
+    study = tmp_path / "study.yaml"
+    values = to_stored(make_study(tmp_path, costs={}, compared=["total_tokens"]))
+    assert isinstance(values, dict)
+    study.write_text(json.dumps({**values, "costs": costs}), encoding="utf-8")
+    stored = load_stored_study(study)
+    assert stored.costs["memory"].name == "ideal_memory"
+    assert "memory" in stored.measures

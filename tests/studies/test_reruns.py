@@ -24,8 +24,10 @@ CELLS = {
     "cells": ["cells/deciding/seed0"],
     "credit_map": ["additive-4/broadcast"],
     "gallery": ["episodes", "example"],
+    "league": ["influence", "quartet/rloo"],
     "methods": ["methods_when/deciding/seed0", "sweep/seed0"],
     "scaling": ["episodes", "curve", "results"],
+    "stopping": ["stopping/deciding/seed0"],
     "when": ["when/deciding/seed0"],
     "where": ["where/deciding/seed0"],
 }
@@ -79,6 +81,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
     sizes: dict[str, dict[str, object]] = {
         "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
         "when": {"measure": lambda config, variant, results: {}},  # of priced ledgers, which the example has none of
+        "stopping": {"measure": lambda config, variant, results: {}},  # likewise, of witnesses
         "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
     }
     for study, values in sizes.items():

@@ -162,7 +162,7 @@ def keys_of(study: Study) -> dict[str, str]:
     keys: dict[str, list[tuple[str, str]]] = {}
     for cell in study.cells():
         name = cell.strategy if cell.style is None else f"{cell.strategy} {cell.style}"
-        for item in study._items_of(cell):
+        for item in study.items_of(cell):
             keys.setdefault(name, []).append((item.key, item.played))
     return {name: digest(found)[:16] for name, found in keys.items()}
 

@@ -19,6 +19,7 @@ from selfcest_training.config import RunConfig
 from selfcest_training.config_file import parse_config
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import list_checkpoints, read_state
+from selfcest_training.run.experiment import run
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.metrics import compute_probe_metrics
 
@@ -240,6 +241,18 @@ def test_a_reward_that_raises_or_is_no_number_stops_the_run(warm: Job, tmp_path:
 def test_a_demonstration_that_is_wrong_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="family 'choice' in style 'delegate'"):
         play(config(tmp_path, limits__max_turns=1))
+
+
+def test_demonstrations_that_do_not_fit_are_refused_before_any_work(tmp_path: Path) -> None:
+    """The replies of a root's call are reserved at their upper bound, so long ones do not fit its context."""
+    for number, limits in enumerate(({"limits__max_turns": 1}, {"limits__reply_tokens": 10_000})):
+        spec = config(tmp_path / str(number), **limits)
+        with pytest.raises(
+            ConfigError, match=r"variants\.delegating\.warmstart\.phases\[0\]: the demonstration of fam"
+        ):
+            run(spec, resume=False)
+        assert not spec.folder.exists()
+    Job(config(tmp_path), JobId("delegating", 0), lambda *_: None).check_demonstrations()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from selfcest_env.errors import ConfigError, signal_name
+from selfcest_eval.play.batch_timing import check_batches, time_study
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.contamination import find_contamination
 from selfcest_eval.play.store import Store
@@ -44,6 +45,7 @@ def run_study(
             is wrong. It is raised before any episode is played.
     """
     study = Study(config)
+    check_batches(study)
     with lock_folder(config.folder), log_faults(config.folder):
         return _run(study, resume, page, command, console or Console())
 
@@ -72,6 +74,8 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
             print_text(console, f"{study.count_stored(store)} of {study.size} results are stored")
         with record_session(folder):
             _play(study, store, console)
+            if config.timed_batches:
+                time_study(study, folder, lambda line: print_text(console, line))
     except KeyboardInterrupt:
         print_text(console, f"interrupted by {signal_name(SIGINT)}; {RESUME_HINT}")
         raise

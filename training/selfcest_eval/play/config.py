@@ -80,6 +80,7 @@ class StudyConfig(Checked):
         policy: policy of the strategies that name none.
         temperature: sampling temperature of the strategies that name none; 0 is greedy.
         reward: reward, whose grader decides whether an answer is right and whose terms are stored with every episode.
+        grade_reports: whether reports of single parts, by clones and of memories, are compared with the expert's.
         costs: costs beside those of every record.
         price: price per million tokens, which adds the cost `money`.
         compared: costs at which strategies are compared; empty: all but counts and wall-clock.
@@ -92,6 +93,8 @@ class StudyConfig(Checked):
         max_retries: number of retries of an episode after a server failure. If all fail, its instance is left out of
             every strategy.
         max_failed_fraction: fraction of an eval set's instances that may be left out; the study stops above it.
+        timed_batches: number of timed batches of one request, and of sixteen, for each strategy and eval set, after a
+            batch for the warm-up; at least 3, or 0 for none. They come after the study's own episodes.
         threads: number of threads of torch.
         resamples: number of resamples of the bootstrap.
         confidence: confidence of the intervals.
@@ -109,6 +112,7 @@ class StudyConfig(Checked):
     policy: PlugIn | None = None
     temperature: Temperature = 0.0
     reward: PlugIn = PlugIn("correct", {"grader": {"name": "by_source"}})
+    grade_reports: bool = False
     costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
     price: Price | None = None
     compared: Annotated[tuple[str, ...], OrOne()] = ()
@@ -120,6 +124,7 @@ class StudyConfig(Checked):
     batch: Count = 64
     max_retries: Size = 2
     max_failed_fraction: Annotated[float, AtLeast(0), Below(1)] = 0.1
+    timed_batches: Size = 0
     threads: Count = 1
     resamples: Annotated[int, AtLeast(100)] = 2000
     confidence: Annotated[float, AtLeast(0.5), Below(1)] = 0.95
@@ -127,6 +132,8 @@ class StudyConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.timed_batches in (1, 2):
+            raise ConfigError(f"timed_batches is {self.timed_batches}; expected at least 3, or 0 for none")
         check_eval_sets(self.eval_sets)
         known = [*measures_of(self.costs, self.price), WALL]
         for cost in self.compared:
@@ -217,6 +224,7 @@ def load_stored_study(path: Path) -> StudyConfig:
 
 # Keys that were renamed, by the name that earlier versions stored in `study.yaml`.
 _RENAMED_KEYS = {"cells": "eval_sets", "tries": "max_retries", "max_unplayable_share": "max_failed_fraction"}
+_RENAMED_COSTS = {"peak_memory": "ideal_memory"}
 
 
 def with_current_study_keys(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +234,17 @@ def with_current_study_keys(data: Mapping[str, Any]) -> dict[str, Any]:
         # `tries` counted the first try too.
         counts_first_try = key == "tries" and type(value) is int
         current[_RENAMED_KEYS.get(key, key)] = value - 1 if counts_first_try else value
+    if isinstance(current.get("costs"), dict):
+        # The user's own name of a cost stays, since stored results have it.
+        current["costs"] = {name: _with_current_cost(spec) for name, spec in current["costs"].items()}
     return current
+
+
+def _with_current_cost(spec: object) -> object:
+    """Return the spec of a cost, with its plug-in under its present name."""
+    if isinstance(spec, dict) and spec.get("name") in _RENAMED_COSTS:
+        return {**spec, "name": _RENAMED_COSTS[spec["name"]]}
+    return spec
 
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:
@@ -235,6 +253,11 @@ def parse_study(data: dict[str, Any]) -> StudyConfig:
         if old in data:
             value = with_current_study_keys({old: data[old]})[new]
             raise ConfigError(f"{old} is now called {new}: write {new}: {format_value(value)}")
+    costs = data.get("costs")
+    for name, spec in costs.items() if isinstance(costs, dict) else ():
+        if _with_current_cost(spec) != spec:
+            old = spec["name"]
+            raise ConfigError(f"costs.{name}: the cost {old} is now called {_RENAMED_COSTS[old]}; rename it")
     if "arms" in data:
         raise ConfigError("unknown config key 'arms'; rename it to 'strategies'")
     strategies = data.get("strategies")

@@ -198,7 +198,7 @@ COSTS = Registry(
         "concurrent_context": "selfcest_eval.play.costs:ConcurrentContext",
         "failed_episodes": "selfcest_eval.play.costs:FailedEpisodes",
         "flops": "selfcest_eval.play.model_costs:Flops",
-        "peak_memory": "selfcest_eval.play.model_costs:PeakMemory",
+        "ideal_memory": "selfcest_eval.play.model_costs:IdealMemory",
     },
 )
 

@@ -169,8 +169,11 @@ class Flops(ModelCost):
 
 
 @dataclass(frozen=True)
-class PeakMemory(ModelCost):
-    """Bytes of the weights, and of the largest cache of keys and values at one time. Activations are left out.
+class IdealMemory(ModelCost):
+    """Bytes of the weights, and of the largest cache of keys and values at one time, as an ideal engine needs them.
+
+    It is computed from tokens and not measured. Activations, padding, unused capacity and second copies of weights are
+    left out, so a process needs more.
 
     Attributes:
         weight_bytes, cache_bytes: bytes of a weight, and of a number in the cache; 4 in float32, 2 in bfloat16.

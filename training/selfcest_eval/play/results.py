@@ -26,7 +26,9 @@ from selfcest_eval.play.costs import Costs
 from selfcest_eval.play.digest import digest
 
 FORMAT = 2
-SCORES = ("score", "support_precision", "support_recall", "support_f1")
+# Scores of single reports (`grade_reports`). Only instances with a report have them, so not all strategies do.
+REPORT_SCORES = ("report_exact", "report_f1")
+SCORES = ("score", "support_precision", "support_recall", "support_f1", *REPORT_SCORES)
 ENDINGS = tuple(status for status in Status if status.is_terminal and status is not Status.ABSENT)
 
 
@@ -79,6 +81,7 @@ class ResultKey:
     executed="executed",
     support="support",
     lifted="lifted",
+    reports="reports",
 )
 @dataclass(frozen=True)
 class Result:
@@ -99,6 +102,8 @@ class Result:
         support: agreement of the documents that the chosen episode looked at with those that the task needs; `None` if
             the task does not name them.
         lifted: limits that were lifted for an expert.
+        reports: mean agreement of single reports with those of the source's expert; `None` if the study does not grade
+            them, or if there is none.
     """
 
     key: str
@@ -112,6 +117,7 @@ class Result:
     executed: bool | None = None
     support: Overlap | None = None
     lifted: tuple[str, ...] = ()
+    reports: Overlap | None = None
 
     @property
     def scores(self) -> Mapping[str, float]:
@@ -120,6 +126,8 @@ class Result:
         if self.support is not None:
             for name in ("precision", "recall", "f1"):
                 scores[f"support_{name}"] = getattr(self.support, name)
+        if self.reports is not None:
+            scores |= {"report_exact": self.reports.exact, "report_f1": self.reports.f1}
         return scores
 
 
@@ -254,6 +262,8 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
             executed=data["executed"],
             support=None if data["support"] is None else Overlap(**by_field(Overlap, data["support"])),
             lifted=tuple(data.get("lifted", ())),
+            # Earlier versions graded no reports.
+            reports=None if data.get("reports") is None else Overlap(**by_field(Overlap, data["reports"])),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error

@@ -31,6 +31,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.instances import instances_of, source_of, source_spec
 from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
 from selfcest_eval.play.policies import MINIMAL_LIMITS, PolicySource, check_servers, make_policy
+from selfcest_eval.play.reports import grade_reports
 from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy
@@ -149,7 +150,7 @@ class Study:
         """Count the study's results whose episodes are stored. Some of them may have to be graded again."""
         count = 0
         for cell in self.cells():
-            count += sum(not self._must_be_played(item, store) for item in self._items_of(cell))
+            count += sum(not self._must_be_played(item, store) for item in self.items_of(cell))
         return count
 
     @staticmethod
@@ -187,7 +188,7 @@ class Study:
     def order(self) -> Iterator[tuple[str, ResultKey]]:
         """Yield the key and the place of every result, in the order of the results."""
         for cell in self.cells():
-            for item in self._items_of(cell):
+            for item in self.items_of(cell):
                 yield item.key, item.place
 
     def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
@@ -238,7 +239,7 @@ class Study:
         if not self._unplayable:
             return causes
         for cell in self.cells():
-            for item in self._items_of(cell):
+            for item in self.items_of(cell):
                 if item.played in self._unplayable:
                     _, _, cause = self._unplayable[item.played]
                     causes[item.key] = cause
@@ -247,7 +248,7 @@ class Study:
     def _must_play(self, policy: PolicySource, store: Store) -> bool:
         """Return whether the policy has an instance left to play."""
         cells = [cell for cell in self.cells() if cell.style is None and self.policy_of(cell.strategy) is policy]
-        items = chain.from_iterable(map(self._items_of, cells))
+        items = chain.from_iterable(map(self.items_of, cells))
         return any(self._must_be_played(item, store) for item in items)
 
     # One cell
@@ -263,7 +264,7 @@ class Study:
     ) -> None:
         missing_by_cell: list[tuple[EvalCell, list[EvalItem]]] = []
         for cell in cells:
-            items = self._items_of(cell)
+            items = self.items_of(cell)
             missing = self._regrade_stored(items, cell, store)
             if len(missing) < len(items):
                 report(len(items) - len(missing), str(cell))
@@ -337,7 +338,7 @@ class Study:
 
     def _play_perfect_execution(self, cell: EvalCell, style: Style, store: Store, report: OnPlayed) -> None:
         """Let the expert play a cell. Its episodes are not stored, since the same script can play them again."""
-        items = self._items_of(cell)
+        items = self.items_of(cell)
         strategy = self.strategies[cell.strategy]
         rules = self.policy_of(cell.strategy).rules(MINIMAL_LIMITS)
         for start in range(0, len(items), self.config.batch):
@@ -422,6 +423,7 @@ class Study:
             costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.ran_in_series(scored)),
             executed=strategy.executed(scored),
             support=self._compare_support(scored[chosen], cell),
+            reports=grade_reports(scored, self.context(cell).source) if self.config.grade_reports else None,
         )
 
     def _compare_support(self, episode: EpisodeRecord, cell: EvalCell) -> Overlap | None:
@@ -443,7 +445,7 @@ class Study:
             self.policy_of(cell.strategy).rules(MINIMAL_LIMITS).protocol,
         )
 
-    def _items_of(self, cell: EvalCell) -> list[EvalItem]:
+    def items_of(self, cell: EvalCell) -> list[EvalItem]:
         """Return the cell's instances with the keys of their results.
 
         Stored results are found by these digests: a change of their parts or order plays every study again.
@@ -479,8 +481,11 @@ class Study:
             if is_perfect_player:
                 # No episode is stored that could be graded or measured again.
                 played = digest(played, self._reward_digest, self._costs_digest, task.answer, list(task.aliases))
-            elif says_support(task):
-                measured = ["support"]
+            else:
+                if says_support(task):
+                    measured.append("support")
+                if self.config.grade_reports:
+                    measured.append("reports")
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
             place = ResultKey(
                 eval_set.family,

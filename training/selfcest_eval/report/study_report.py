@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from selfcest_env.tasks import Style
+from selfcest_eval.play.batch_timing import AT_ONCE, REQUESTS, StudyTiming, read_study_timings
 from selfcest_eval.play.costs import WALL, cost_name
 from selfcest_eval.play.results import ENDINGS, SCORES
 from selfcest_eval.report import words
@@ -59,6 +60,10 @@ SCORE_MEANINGS = {
     "support_precision": (
         "Support compares the documents that a strategy looked at with those that the question needs; of several "
         "samples only the one whose answer counts."
+    ),
+    "report_exact": (
+        "Reports of single parts, by clones and of memories, are compared with those of the source's expert: the share "
+        "that has the same words, and the F1 of words. Means are over the instances with a report."
     ),
 }
 
@@ -172,6 +177,28 @@ def format_scores(rows: Sequence[TableRow], settings: AnalysisSettings) -> str:
     meanings = " ".join(text for name, text in SCORE_MEANINGS.items() if name in names)
     heads = [*_list_key_heads(settings), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
     return f"{meanings}\n\n{format_markdown_table(heads, lines)}" if lines else ""
+
+
+def format_timings(timings: Sequence[StudyTiming], labels: Mapping[str, str]) -> str:
+    """Return the seconds of one request beside those of each of many at once; empty without timings."""
+    cells: dict[tuple[str, str, str, str], dict[int, str]] = {}
+    for timing in timings:
+        budget = "its limits" if timing.budget is None else str(timing.budget)
+        place = timing.family, timing.size, budget, labels.get(timing.strategy, timing.strategy)
+        middle, low, high = timing.per_request()
+        cells.setdefault(place, {})[timing.requests] = f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+    if not cells:
+        return ""
+    lines = []
+    for place, seconds in cells.items():
+        lines.append([*place, *(seconds.get(requests, "") for requests in REQUESTS)])
+    heads = ["family", "size", "budget", "strategy", "latency of one request"]
+    heads.append(f"seconds per request, {AT_ONCE} at once")
+    num_batches = len(timings[0].seconds)
+    note = (
+        f"Median, minimum and maximum of {num_batches} batches after a warm-up, in wall-clock seconds of this machine."
+    )
+    return f"{note}\n\n{format_markdown_table(heads, lines)}"
 
 
 def _list_key_heads(settings: AnalysisSettings) -> list[str]:
@@ -408,6 +435,9 @@ def format_report(
     scores = format_scores(rows, settings)
     if scores:
         parts += ["## Partial credit and support", scores]
+    timings = format_timings(read_study_timings(source.folders[0]), settings.labels)
+    if timings:
+        parts += ["## Latency and throughput", timings]
     if unscored:
         parts += ["## Answers that graders could not score", UNSCORED, unscored]
     if comparisons:

@@ -12,7 +12,7 @@ import numpy as np
 
 from selfcest_env.errors import RecordError
 from selfcest_env.tasks import Style
-from selfcest_eval.play.results import SCORES, Result
+from selfcest_eval.play.results import REPORT_SCORES, SCORES, Result
 from selfcest_eval.stats.frontier import PerfectExecution, Point
 from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 
@@ -103,6 +103,9 @@ def _make_point(
     scores_by_name = {}
     for name in scores:
         scores_by_name[name] = to_array(r.scores[name] for r in results)
+    for name in REPORT_SCORES:
+        if any(name in result.scores for result in results):
+            scores_by_name[name] = to_array(r.scores.get(name, math.nan) for r in results)
     return Point(
         budget,
         to_array(r.grade.correct for r in results),
@@ -137,10 +140,13 @@ def _make_perfect_executions(results: Sequence[Result], tasks: Sequence[str]) ->
 
 
 def _find_measured_scores(results: Sequence[Result]) -> list[str]:
-    """Return the scores worth a column: those that all results have, and the grader's if some credit is partial."""
+    """Return the scores worth a column: those that all results have, and the grader's if some credit is partial.
+
+    Scores of reports are left out, since a strategy may have none.
+    """
     is_partial = any(result.grade.score != result.grade.correct for result in results)
     names = []
-    for name in SCORES:
+    for name in SCORES[: -len(REPORT_SCORES)]:
         if (is_partial or name != "score") and all(name in result.scores for result in results):
             names.append(name)
     return names

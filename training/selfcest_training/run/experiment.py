@@ -83,12 +83,14 @@ def run(
 
     Raises:
         ConfigError: before any work: the folder holds another run, is in use or cannot be written, a plug-in cannot be
-            loaded, or the weights do not fit the GPU.
+            loaded, the weights do not fit the GPU, or a demonstration does not fit the limits.
     """
     # Mistakes are found before any work: in the memory, in the parts of the jobs, and in the evaluation.
     check_device(config)
     for variant in config.variants:
-        Job(config, JobId(variant, config.seeds[0]), lambda *_: None)
+        job = Job(config, JobId(variant, config.seeds[0]), lambda *_: None)
+        if not resume:
+            job.check_demonstrations()
     evaluator = evaluator or Evaluator()
     evaluator.check(config)
     with _connect_cluster(config) as connected_config, lock_folder(config.folder), log_faults(config.folder):

@@ -70,7 +70,7 @@ from selfcest_training.stages.base import Stages
 from selfcest_training.stages.checks import check_menu, get_reward_weights
 from selfcest_training.stages.probe import draw_probe_requests, group_by_family
 from selfcest_training.stages.registry import make_reward_schedule, make_stages, make_task_menu
-from selfcest_training.stages.warmstart import Pool, WarmStart
+from selfcest_training.stages.warmstart import Pool, WarmStart, check_demonstrations
 from selfcest_training.trainer import Trainer, TrainStep
 
 # The arguments are the stage, the share that is done, and a note.
@@ -148,6 +148,12 @@ class Job:
         # SHA-256 of the warm-started model's files, and the offset of the results before RL, for checkpoints of RL.
         self._warm_start_digests: Mapping[str, str] = {}
         self._evaluation_offsets: Mapping[str, FileOffset] = {}
+
+    def check_demonstrations(self) -> None:
+        """Raise `ConfigError` if a script of the warm start fails tasks of its family; see the function."""
+        limits = self.config.limits_of(self.id.variant)
+        place = f"variants.{self.id.variant}.warmstart"
+        check_demonstrations(self.language, limits, self.reward, self.families, self.variant.warmstart, place)
 
     @property
     def state(self) -> TrainState:

@@ -18,7 +18,7 @@ from selfcest_agents.player import TrainedPlayer
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
-from selfcest_env.errors import TaskError
+from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
@@ -192,6 +192,47 @@ class WarmStart:
 def _list_families(phase: WarmStartPhase) -> list[str]:
     """List the families of a phase by name, so that the order of a config's keys changes no draw."""
     return sorted(family for family, spec in phase.mix.items() if spec.share > 0)
+
+
+def check_demonstrations(
+    language: Language,
+    limits: Limits,
+    reward: Reward,
+    families: Mapping[str, TaskSource],
+    config: WarmStartConfig,
+    place: str,
+) -> None:
+    """Play some tasks of every phase, family and style, so that limits that are too tight show before any training.
+
+    A root whose replies could outgrow its context is among them: the game reserves `reply_tokens` for each reply, so
+    its call is refused whatever the clones say.
+
+    Args:
+        language: language of the model.
+        limits: limits of the variant.
+        reward: reward that grades the demonstrations.
+        families: task sources by name.
+        config: the warm start.
+        place: config key of the warm start.
+
+    Raises:
+        ConfigError: a script fails a task of its own family.
+    """
+    for index, phase in enumerate(config.phases):
+        rules = language.rules(override_limits(limits, phase.limits, "phase.limits"))
+        rng = np.random.default_rng(stream_seed("checked demonstrations", index))
+        for family in _list_families(phase):
+            for style, share in phase.mix[family].styles.items():
+                if not share:
+                    continue
+                demonstrations = _demonstrate(
+                    language.codec, rules, reward, families[family], family, {style: 1.0}, rng, f"check{index}"
+                )
+                try:
+                    for _ in demonstrations:
+                        pass
+                except TaskError as error:
+                    raise ConfigError(f"{place}.phases[{index}]: {error}") from error
 
 
 def play_demonstrations(
