@@ -24,7 +24,7 @@ from selfcest_training.planning.engine_timing import Floats, count_terms
 
 DELEGATE = "delegate"
 FULL_READER = "full_reader"
-MEMORY = "memory_agent"
+MEMORY = "memory"
 STRATEGIES = (FULL_READER, DELEGATE, MEMORY)
 LONGEST = 131_072  # tokens of the longest text that is looked at
 DEFAULT_PART = 512  # tokens of a part
