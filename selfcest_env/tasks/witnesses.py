@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -83,7 +84,7 @@ class Witnesses(Checked):
     """Source of questions about noisy copies of one list, with a price for each copy that is consulted.
 
     Attributes:
-        witnesses: number of noisy copies.
+        witnesses: number of noisy copies; the size of a group of replies is written in one digit.
         accuracy: probability that a digit of a copy is right.
         digits: number of digits of which an entry has one, from 0 on.
         fields: number of entries of a list.
@@ -94,8 +95,8 @@ class Witnesses(Checked):
     """
 
     name: ClassVar[str] = "witnesses"
-    witnesses: Annotated[int, Between(1, len(KEYS))] = 7
-    accuracy: Annotated[float, Between(0, 1)] = 0.6
+    witnesses: Annotated[int, Between(1, 9)] = 7
+    accuracy: Annotated[float, Between(0, 1)] = 0.7
     digits: Annotated[int, Between(2, 10)] = 4
     fields: Annotated[int, Between(1, len(FIELDS))] = 3
     prices: Annotated[tuple[Annotated[int, Between(0, 99)], ...], NotEmpty(), Distinct()] = tuple(range(10, 90, 5))
@@ -141,11 +142,11 @@ class Witnesses(Checked):
         # After k of n witnesses with probability 1 / (n - k + 1), so that each number from 1 to n is equally likely.
         stops = bool(replies) and rng.random() * (len(unasked) + 1) < 1
         if is_root(observation) and unasked and may_delegate(observation) and not stops:
-            return Proposal(Delegate((CloneRequest(query.field, (unasked[0],)),)), _write_state(replies, query))
+            return Proposal(Delegate((CloneRequest(query.field, (unasked[0],)),)), write_state(replies, query))
         if not asked:  # an agent without clones reads the copies that it was given
             entries = [look_up(text, query.field) for text in documents_in_sight(observation).values()]
             replies = [digit for digit in entries if digit]
-        return Proposal(Answer(group_replies(replies)[0]), _write_state(replies, query)) if replies else GIVE_UP
+        return Proposal(Answer(group_replies(replies)[0]), write_state(replies, query)) if replies else GIVE_UP
 
 
 def _list_pluralities(task: Task, query: WitnessQuery) -> tuple[str, ...]:
@@ -181,5 +182,10 @@ def _read_calls(observation: Observation) -> tuple[list[str], list[str]]:
     return keys, digits
 
 
-def _write_state(replies: list[str], query: WitnessQuery) -> str:
-    return f"{group_replies(replies)};{query.price:02d}" if replies else ""
+def write_state(replies: Sequence[str], query: WitnessQuery) -> str:
+    """Return the thought of the root before it decides; empty before the first reply."""
+    if not replies:
+        return ""
+    sizes = [size for _, size in Counter(replies).most_common(2)]
+    second = sizes[1] if len(sizes) > 1 else 0
+    return f"{group_replies(replies)};{query.price:02d};{sizes[0]}{second}"

@@ -29,7 +29,7 @@ class SequentialTest:
 
     price: float
     witnesses: int = 7
-    accuracy: float = 0.6
+    accuracy: float = 0.7
     digits: int = 4
 
     @property

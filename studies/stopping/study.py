@@ -222,10 +222,10 @@ HEAD = """# When to stop asking
 For readers who ask whether a root can learn to stop calling clones when one more is not worth its price. The model is
 the embedded one (0.17 M parameters), the task a sequential test in the sense of Wald.
 
-Seven documents are noisy copies of one list of digits from 0 to 3; a digit is right with probability 0.6. The prompt
+Seven documents are noisy copies of one list of digits from 0 to 3; a digit is right with probability 0.7. The prompt
 `?k;25` asks for the true digit of field `k`, and a clone costs 25 thousandths of a right answer. A clone reads one
-document. After every reply the root writes all replies, grouped by digit, and the price: `3302;25`. Then it calls the
-next clone or answers with the plurality. The warm start stops at random.
+document. After every reply the root writes all replies, grouped by digit, the price and the sizes of the two largest
+groups: `3302;25;21`. Then it calls the next clone or answers with the plurality. The warm start stops at random.
 
 `branches` with `root_share: 1` draws each later turn of the root once more from the same context. If one draw calls a
 clone and the other one answers, their returns differ by the value of one more clone, *given these documents* and the

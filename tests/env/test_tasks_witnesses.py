@@ -18,7 +18,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.source import Style
-from selfcest_env.tasks.witnesses import Witnesses, WitnessQuery, group_replies, look_up, parse
+from selfcest_env.tasks.witnesses import Witnesses, WitnessQuery, group_replies, look_up, parse, write_state
 from selfcest_env.types import Limits, Task
 
 LIMITS = Limits(total_tokens=400, turn_tokens=40, reply_tokens=1, answer_reserve=16, max_turns=8, max_depth=1)
@@ -60,6 +60,13 @@ def test_a_question_is_read_as_it_is_written() -> None:
     assert look_up("k3a2", "q") == look_up("k3a", "k") == ""
 
 
+@pytest.mark.parametrize(
+    ("replies", "state"), [("", ""), ("3", "3;25;10"), ("302", "302;25;11"), ("30033", "33300;25;32")]
+)
+def test_the_root_writes_replies_price_and_sizes(replies: str, state: str) -> None:
+    assert write_state(replies, WitnessQuery("k", 25)) == state
+
+
 def test_a_copy_is_right_as_often_as_asked_and_errors_are_uniform() -> None:
     source = Witnesses(accuracy=0.6, digits=4, witnesses=7)
     shifts: Counter[int] = Counter()
@@ -85,7 +92,7 @@ def test_one_witness_is_asked_per_call_and_the_answer_is_the_plurality() -> None
         assert [agent.reply for agent in record.agents[1:]] == replies
         assert record.answer == group_replies(replies)[0]
         last = record.root.turns[-1].generation.text
-        assert last == f"{group_replies(replies)};{query.price:02d}<ans>{record.answer}<end>"
+        assert last == f"{write_state(replies, query)}<ans>{record.answer}<end>"
 
 
 def test_demonstrations_stop_at_random() -> None:
@@ -104,7 +111,7 @@ def test_demonstrations_stop_at_random() -> None:
 def test_a_demonstration_is_right_where_pluralities_are_accepted() -> None:
     reward = make_reward("correct")
     strict = [reward.grade(record).correct for record in play(Witnesses(), 100)]
-    assert 40 < sum(strict) < 90
+    assert 50 < sum(strict) < 95
     records = play(Witnesses(accepts_pluralities=True), 100)
     assert all(reward.grade(record).correct for record in records)
     assert any(record.answer != record.task.answer for record in records)
@@ -133,7 +140,7 @@ def test_without_clones_the_expert_reads_every_copy() -> None:
         ({"accuracy": 0.25}, "accuracy is 0.25 and digits 4; expected an accuracy above 1 / digits"),
         ({"prices": []}, "prices"),
         ({"prices": [100]}, "prices"),
-        ({"witnesses": 0}, "witnesses"),
+        ({"witnesses": 10}, "witnesses"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], words: str) -> None:

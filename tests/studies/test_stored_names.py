@@ -229,6 +229,9 @@ def test_lines_of_results_and_records() -> None:
         assert digest(line) == "d68f764d327b22e509aad3bc161f03ff"
         assert digest(write_unplayable(Unplayable(place, "gone"))) == "9531cbd507611105b9144623e8109e26"
     assert parse_result(json.loads(line), None) == replace(result, episodes=())
+    graded = replace(result, reports=Overlap(0.5, 0.75, 1.0, 0.25))
+    line = write_result(graded, lambda value: digest(value))
+    assert parse_result(json.loads(line), None) == replace(graded, episodes=())
 
 
 def test_names_in_checkpoints_and_evidence() -> None:

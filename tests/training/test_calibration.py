@@ -346,8 +346,8 @@ def test_the_command_predicts_what_is_then_measured(tmp_path: Path) -> None:
     engine = FormulaEngine(seconds=(0.005, 1e-4, 4e-7, 0.001, 0.0001, 1e-8))
     text = calibrate(tmp_path, engine, minutes=5.0, measure=True)
     assert "calibration: " in text
-    assert re.search(r"against full_reader\n +seconds, one request: [\d,]+ \([\d,]+ to [\d,]+\)\n", text)
-    assert "against memory" in text
+    assert re.search(r"against full reader\n +seconds, one request: [\d,]+ \([\d,]+ to [\d,]+\)\n", text)
+    assert "against serial memory" in text
     assert "tokens: none up to 131,072" in text
     # The model of the default config has an attention window, so its operations have another formula.
     assert "FLOPs are left out: model is tiny, which has an attention window of 160" in text

@@ -151,6 +151,8 @@ Share = Callable[[object], str]  # takes a value and returns the name that resul
 def write_result(result: Result, share: Share) -> str:
     """Return the result as one line, with names in the place of its tasks and documents."""
     plain = to_stored(replace(result, episodes=()))
+    if result.reports is None:
+        del plain["reports"]  # the lines of studies that grade no reports stay as those of earlier versions
     plain["episodes"] = [_shared(to_json(episode), share) for episode in result.episodes]
     return dump_line({"format": FORMAT, **plain})
 

@@ -22,9 +22,9 @@ from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Boundary, CloneRequest, Delegate, Limits, Role
 from selfcest_training.planning.engine_timing import Floats, count_terms
 
-DELEGATE = "delegate"
-FULL_READER = "full_reader"
-MEMORY = "memory"
+DELEGATE = "delegation"
+FULL_READER = "full reader"
+MEMORY = "serial memory"
 STRATEGIES = (FULL_READER, DELEGATE, MEMORY)
 LONGEST = 131_072  # tokens of the longest text that is looked at
 DEFAULT_PART = 512  # tokens of a part
