@@ -137,7 +137,7 @@ def same_question(task: Task, name: str) -> list[EpisodeRecord]:
 
 def replays() -> list[EpisodeRecord]:
     """A group and, for every clone, what would have been without it; each replay before its episode, as in a run."""
-    group = play("deciding", priced(24, 15, 1, 0), *(f"replayed.{number}" for number in range(4)), temperature=1.2)
+    group = play("deciding", priced(24, 16, 9, 0), *(f"replayed.{number}" for number in range(4)), temperature=1.2)
     asked = Difference().replays(EpisodeGroup(group[0].task, tuple(group)))
     played = player("deciding").play_replays(group, asked, 1.2)
     return [*(replay.record for replay in played.values()), *group]
@@ -156,10 +156,10 @@ EPISODES: dict[str, Callable[[], list[EpisodeRecord]]] = {
         *play("delegating", ledgers(1, 16, 0), "short"),
     ],
     "choice": lambda: [
-        *play("deciding", priced(9, 15, 5, 0), "choice.dear"),
-        *play("deciding", priced(9, 15, 0, 0), "choice.free"),
+        *play("deciding", priced(9, 20, 7, 0), "choice.dear"),
+        *play("deciding", priced(9, 20, 3, 0), "choice.cheap"),
     ],
-    "refused": lambda: play("deciding", priced(9, 15, 0, 0), "refused", max_clones=2),
+    "refused": lambda: play("deciding", priced(9, 20, 3, 0), "refused", max_clones=2),
     "recovered": lambda: scripted(
         ledgers(4, 6, 0), "script.recovered", (1, 2, 3, 4), (1, 2), (3, 4), max_clones_per_call=2
     ),

@@ -53,7 +53,7 @@ def test_the_manifest_says_what_made_them() -> None:
         variant: hash_file(folder / "model.safetensors") for variant, folder in shipped.list_shipped_policies().items()
     }
     assert manifest.pop("weights") == weights
-    assert manifest == {"command": "selfcest train", "commit": "fce532c", "seed": 0}
+    assert manifest == {"command": "selfcest train", "commit": "58c4407", "seed": 0}
 
 
 def test_the_default_run_still_trains_them() -> None:
