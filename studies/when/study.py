@@ -142,6 +142,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), list_missing(cells, WHEN)]
     parts += [PREDICTED, _make_prediction_table(by_experiment)]
     if main:
+        parts += [WARM_STARTS, _make_warm_start_table(main), _describe_seeds_without_a_choice(main)]
         parts += [CHOICES, _make_choice_table(main, "seen"), _make_choice_table(main, "both_new")]
         parts += [REWARD, _make_reward_table(main), AGREEMENT, _make_agreement_table(main)]
         parts += [REGRET, _make_regret_table(main), CLONES, _make_left_out_table(main)]
@@ -215,6 +216,35 @@ def _make_choice_table(cells: Sequence[Cell], eval_set: str) -> str:
             line.append("{} → {} ({})".format(*shares))
         lines.append(line)
     return table([f"{EVAL_SETS[eval_set]}: entries", *(f"price {price}" for price in prices)], lines)
+
+
+def list_without_a_choice(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells whose warm start cannot read: calls are better on every instance, so there is no choice."""
+    found = []
+    for cell in cells:
+        rewards = get_rewards(cell, "seen", "before")
+        if rewards["never"] < rewards["always"] / 2:
+            found.append(cell)
+    return found
+
+
+def _make_warm_start_table(cells: Sequence[Cell]) -> str:
+    rewards = [get_rewards(cell, "seen", "before") for cell in cells]
+    lines = [
+        [str(cell["seed"]), f"{r['always']:.3f}", f"{r['never']:.3f}"] for cell, r in zip(cells, rewards, strict=True)
+    ]
+    return table(["seed", "always calls clones", "always reads"], lines)
+
+
+def _describe_seeds_without_a_choice(cells: Sequence[Cell]) -> str:
+    seeds = [str(cell["seed"]) for cell in list_without_a_choice(cells)]
+    if not seeds:
+        return ""
+    return (
+        f"**No choice in seed {' and '.join(seeds)}.** Its warm start has not learned to read. The probe does not\n"
+        "notice, because it hardly ever reads. So calls are better everywhere, the policy always calls, and every\n"
+        "rule does the same. All tables count this seed."
+    )
 
 
 def _make_left_out_table(cells: Sequence[Cell]) -> str:
@@ -300,6 +330,10 @@ every reported seed is run once. (Seeds 0 to 9 belong to the first version.)"""
 PREDICTED = """## Predictions
 
 They are frozen before the first reported seed."""
+
+WARM_STARTS = """## What the warm starts can do
+
+Reward before RL with either choice forced, on sizes and windows of training."""
 
 CHOICES = """## What the choice follows
 

@@ -202,7 +202,7 @@ def test_a_seed_is_trained_played_and_measured(tmp_path: Path, monkeypatch: pyte
         for phase in variant["warmstart"]["phases"]:
             phase["tokens"] = 2000
         variant["rl"] |= {"steps": 1, "tasks_per_step": 2, "group_size": 2}
-    data["evaluation"]["episodes"] = 30
+    data["evaluation"]["episodes"] = 4
     config = tmp_path / "stopping.yaml"
     config.write_text(yaml.safe_dump(data), encoding="utf-8")
     monkeypatch.setitem(trained.EXPERIMENTS, "stopping", config)
@@ -213,4 +213,4 @@ def test_a_seed_is_trained_played_and_measured(tmp_path: Path, monkeypatch: pyte
     for cell in cells:
         for stage in ("before", "after"):
             for figures in cell["stopping"][stage].values():
-                assert sum(values["n"] for values in figures.values()) == 30
+                assert sum(values["n"] for values in figures.values()) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,14 @@ def test_figures_of_an_eval_set_by_hand() -> None:
     )
     assert found["choices"] == {"3 to 9": {"4": [0, 0, 1]}, NO_ROOM: {"4": [0, 1, 1]}, "10 to 13": {"4": [1, 0, 1]}}
     assert evaluate_rule(lambda prompt: prompt.size == 15, instances) == pytest.approx((0.7 + 0.4 + 0.51) / 3)
+
+
+def test_a_seed_whose_warm_start_cannot_read_has_no_choice() -> None:
+    def make_cell(seed: int, never: float) -> dict[str, Any]:
+        return {"seed": seed, "choices": {"before": {"seen": {"rewards": {"always": 0.4, "never": never}}}}}
+
+    cells = [make_cell(1, 0.21), make_cell(2, 0.19)]
+    assert study.list_without_a_choice(cells) == cells[1:]
 
 
 @pytest.mark.slow
