@@ -45,7 +45,20 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
         "config": {"--study"},
-        "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "--rehearse", "--trust", "overrides"},
+        "plan": {
+            "--config",
+            "-c",
+            "--memory",
+            "--episodes",
+            "--curve",
+            "--rehearse",
+            "--calibrate",
+            "--minutes",
+            "--part-tokens",
+            "--measure",
+            "--trust",
+            "overrides",
+        },
         "train": {"--config", "-c", "--dry-run", "--ray-address", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--dry-run", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--dry-run", "--page", "--resume", "overrides"},
