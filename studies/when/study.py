@@ -79,6 +79,7 @@ MAX_REGRET = 0.02
 MIN_AGREEMENT = 0.85
 MAX_UNNEEDED = 0.2
 MIN_HIDDEN_REGRET = 0.05
+SMALLEST_GAIN = 0.001  # of reward; less is a tie
 FIRST_MAX_REGRET = 0.03  # of the first version
 
 
@@ -149,6 +150,8 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     for name, words in CONTROLS.items():
         if by_experiment[name]:
             parts += [words, _make_reward_table(by_experiment[name])]
+    if not list_missing(main, ("when",)):
+        parts.append(OUTSIDE)
     if first:
         parts += [FIRST, _make_table_of_predictions(_predict_regret(first, FIRST_MAX_REGRET))]
         parts += [_make_reward_table(first)]
@@ -371,12 +374,32 @@ The control: the same training, but demonstrations only repeat the numbers (`121
 window, too.""",
 }
 
+OUTSIDE = """## What an outside reader found
+
+A hostile reader had seeds 11 to 17 with all their files, and 35 minutes of CPU time. No command here prints these
+figures. The reader found no leak and no selection of seeds.
+
+- **A table of twelve entries does as well**: call at price 3 always, at price 5 from 10 entries on, at 7 and 9 from 20
+  on. It reads neither window nor last digit. Agreement on the four sets .96 .91 .95 .92, the policy's .93 .87 .93 .89.
+- **On new numbers, rules that ignore one do better than the policy**, as the table above shows. The predictions
+  compare them on trained sizes and windows, and leave out the rows that fail.
+- **The window is hardly tested.** It alone decides 15 of 400 instances. Three of seven seeds call about as often
+  whether the written comparison is `+` or `-`, and every seed reads `19,18,7` as a `+`.
+- **Prices are four tokens, not a quantity.** At 4, 6 and 8, which no episode had, the better choice is taken on .66,
+  .80 and .67 of the instances. The rule that calls where the comparison is `-` or the size is at least a x price + b,
+  fitted on five steps of RL, takes it on .95 to .99.
+- **RL was not needed.** Imitation of the better of two scripted demonstrations of each task, 400 updates from the same
+  warm start, has an agreement of .95 .90 .95 .91, for an eighth of the CPU time, and repairs seed 13.
+- Agreement leaves out the 12 to 14 of 100 instances on which choices differ by less than 0.02. With them the policy has
+  .88 .82 .88 .84, the threshold rule .92 .93 .95 .94.
+- Rules for prompts without a size changed in `76ae26e`, after seed 10.
+
+So RL learns when to call, coarsely. That it follows a window, or a price as a number, is not shown."""
+
 FIRST = """## The first version
 
-It was frozen and run with two seeds of ten, and then stopped: a hostile reading found that **it asks too little**. Its
-prices were 0, 1, 5, 6 and 7, so that two bits decide: whether the written comparison is `-`, and whether the price is
-low. A table of ten entries over both, fitted on the first step of RL, earned more than the policy in both seeds
-(measured by an outside reader; no command here prints it). Seed 1 did not learn the price."""
+It was run with two seeds of ten and then stopped: by an outside reader **it asks too little**. At prices 0, 1, 5, 6 and
+7, two bits decide, and a table of ten entries earned more than the policy in both seeds."""
 
 PROVENANCE = "## Cells\n\nCPU-s are of training, on a shared machine. A warm start that has not learned begins again."
 

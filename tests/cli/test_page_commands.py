@@ -149,10 +149,6 @@ NOT_RUN = {
     "python -m selfcest_baselines my_package.my_module:RootOnly share=0.5": OF_ONES_OWN,
     "selfcest lab --samples 500 --out runs/lab": JUDGES,
     'selfcest lab --scheme rloo --scheme "coma samples=8" --game pair_noisy': JUDGES,
-    "selfcest lab --samples 500 --game words --game pair --game trio --game quartet --scheme rloo "
-    "--scheme grpo --scheme \"salt 'scheme={name: rloo}'\" --scheme \"salt 'scheme={name: rloo}' "
-    'thoughts=true" --scheme "d3s \'scheme={name: rloo}\'" --scheme hapo --scheme decision --scheme '
-    "\"adora term=payoff 'scheme={name: rloo}'\"": JUDGES,
     "python3.11 -m venv .venv-benchmarl": OWN_ENVIRONMENT,
     ".venv-benchmarl/bin/pip install --no-deps --require-hashes -r requirements/benchmarl.txt": OWN_ENVIRONMENT,
     ".venv-benchmarl/bin/pip install -r requirements/torch.txt": OWN_ENVIRONMENT,

@@ -38,8 +38,10 @@ def test_claims_have_the_figures_of_their_cells(monkeypatch: pytest.MonkeyPatch)
     assert "needs no clones: 0.95." in length.rival
     assert "clones need x0.25 of the critical path and x0.50 of the keys" in costs.text
     assert "the clones together x1.0 of them" in costs.rival
-    assert "on 0.90 ± 0.00 of the instances: reward 0.500 ± 0.000, always delegating 0.400 ± 0.000" in decision.text
-    assert "earns 0.510 ± 0.000, without the size 0.490 ± 0.000, without the price 0.480" in decision.rival
+    assert "with 10 of 10 seeds" in decision.text
+    assert "reward 0.500 ± 0.000, always 0.400 ± 0.000, never 0.300 ± 0.000. Of the" in decision.text
+    assert "matters, 0.90 ± 0.00 are decided well" in decision.text
+    assert "earns 0.510 ± 0.000, without the window 0.470 ± 0.000, without the size 0.490" in decision.rival
     page = study.page([costs, decision])
     assert "--rerun where/reading/seed0` | 1 | 3 |" in page
     assert "--rerun when/deciding/seed10` | 10 | 15 |" in page
