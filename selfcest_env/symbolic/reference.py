@@ -16,7 +16,8 @@ from selfcest_env.symbolic.tasks import Lookup
 from selfcest_env.symbolic.vectors import get_segments
 
 # The decision at a node of a plan. From 0 on it is a kind of call.
-_WAITS, _ANSWERS = -2, -1
+_WAITS = -2
+_ANSWERS = -1
 
 
 class BatchPolicy(Protocol):

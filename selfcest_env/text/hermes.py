@@ -214,7 +214,8 @@ def _join_calls(calls: Sequence[str], read_objective: _ReadObjective) -> Action:
     for call in calls:
         try:
             payload = json.loads(call)
-            name, arguments = payload["name"], payload["arguments"]
+            name = payload["name"]
+            arguments = payload["arguments"]
             if name == "spawn_clone":
                 requests += _read_requests(arguments, read_objective)
                 _check_number(requests)

@@ -66,7 +66,8 @@ class DelegationEnv(vf.Env[DelegationEnvConfig]):  # type: ignore[misc]
         self._rules: dict[str | None, Rules] = {}
 
     async def run(self, task: DelegationTask, agents: vf.Agents) -> None:
-        client, model = agents.root.ctx.client, agents.root.ctx.model
+        client = agents.root.ctx.client
+        model = agents.root.ctx.model
         tokenizer = None
         if client.type == "train":
             if getattr(client.renderer, "import_path", None) != IMPORT_PATH:

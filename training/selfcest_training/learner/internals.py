@@ -79,7 +79,8 @@ def compute_internals(
         for context, states in zip(contexts, hidden, strict=True):
             row_of = {position: row for row, position in enumerate(context.boundaries)}
             for key, span in context.spans.items():
-                before, after = states[row_of[span.start]], states[row_of[span.stop]]
+                before = states[row_of[span.start]]
+                after = states[row_of[span.stop]]
                 internals[key] = replace(internals[key], before=before, after=after)
     if Internal.ENTROPY in kinds:
         outputs, num_tokens = learner.compute([context.sample for context in contexts], ForwardOutput.ENTROPY)
