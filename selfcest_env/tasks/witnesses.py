@@ -7,9 +7,10 @@ copy each digit is right with probability `accuracy`, else it is one of the othe
 `?k;25` asks for the true digit of field `k`, and states the price of a clone, 25 thousandths of a right answer.
 
 A clone is a witness: it gets the field, `k`, and one document, writes the entry, `k3`, and replies 3. The root asks one
-witness per call, in the order of the keys. After each reply it writes all replies so far, grouped by digit, and the
-price: `3302;25`. The largest group comes first, and of equally large groups the one that was as large before. Then it
-asks the next witness or answers with the first digit that it wrote, the plurality of the replies.
+witness per call, in the order of the keys. After each reply it writes all replies so far, grouped by digit, the price,
+and the sizes of the two largest groups: `3302;25;21`. The largest group comes first, and of equally large groups the
+one that was as large before. Then it asks the next witness or answers with the first digit that it wrote, the
+plurality of the replies.
 
 Demonstrations ask a number of witnesses that is uniformly random, whatever the replies and the price. So nothing in
 them says when to stop.

@@ -137,6 +137,19 @@ def judge_individual(row: Row, baseline: Row) -> str:
     return f"{compare_fidelity(row, baseline)}; cosine down to {worst:.2f}"
 
 
+def judge_construction(row: Row, baseline: Row) -> str:
+    return "yes, by construction; the first table has the direction"
+
+
+def judge_fidelity_by_game(row: Row, baseline: Row) -> str:
+    pairs = [f"`{game}` {row.fidelity[game]:.2f} against {baseline.fidelity[game]:.2f}" for game in FIDELITY_IN]
+    return f"open, since groups have {GROUP_SIZE} episodes here; fidelity beside `{BASELINE}`: {', '.join(pairs)}"
+
+
+def judge_role_baseline(row: Row, baseline: Row) -> str:
+    return f"{judge_unbiased_and_cheaper(row, baseline)}; not compared with one average for both roles"
+
+
 def judge_c3(row: Row, baseline: Row) -> str:
     return f"{judge_unbiased_and_cheaper(row, baseline)}; higher: {compare_fidelity(row, baseline)}"
 
@@ -166,28 +179,28 @@ ENTRIES = (
         "hierarchical_grpo clones=group scale=true",
         "rLLM: trajectories of one name are a group",
         "a baseline for each role",
-        judge_individual,
+        judge_construction,
     ),
     Entry(
         "hierarchical_grpo",
         "prime-rl, one reward for the team",
         "no comparison across roles or problems",
-        judge_individual,
+        judge_construction,
     ),
     Entry(
         "hierarchical_grpo own=true",
-        "prime-rl, each agent with the rewards of its own turns only",
+        "prime-rl, with a reward of this project: the team's return without the turn costs of other agents",
         "no comparison across roles or problems",
-        judge_individual,
+        judge_construction,
     ),
     Entry(
         "rae",
         "prime-rl; SPIRAL, [2506.24119](https://arxiv.org/abs/2506.24119)",
         "less variance than without a baseline by role",
-        judge_unbiased_and_cheaper,
+        judge_role_baseline,
     ),
     Entry("wideseek", "WideSeek-R1, [2602.04634](https://arxiv.org/abs/2602.04634)", "stable training", judge_nothing),
-    Entry("gated", "this trainer's default", "no reward for a failed clone", judge_nothing),
+    Entry("gated", "this trainer's default", "no reward for a failed clone", judge_construction),
     Entry(
         "gated_paper",
         "SELFCEST, [2602.13262](https://arxiv.org/abs/2602.13262), its released code",
@@ -198,13 +211,13 @@ ENTRIES = (
         "sharp",
         "SHARP, [2602.08335](https://arxiv.org/abs/2602.08335)",
         "precise credit for each agent",
-        judge_individual,
+        judge_fidelity_by_game,
     ),
     Entry(
         "ccpo",
         "CCPO, [2603.21563](https://arxiv.org/abs/2603.21563)",
         "finer credit, less free-riding",
-        judge_individual,
+        judge_fidelity_by_game,
     ),
     Entry(
         "branches",
@@ -243,11 +256,11 @@ def rerun(cell: str, how: Rerun) -> Iterable[Path]:
     torch.set_num_threads(1)  # the tables are too small for several threads
     if cell in ("all", "influence"):
         influences = {name: measure_influence(solve(GAMES[name])) for name in INFLUENCE_IN}
-        yield store_json(how.folder / "influence.json", influences)
+        yield store_json(how.folder / "influence.json", {**_provenance(), "values": influences})
     if cell in ("all", "sizes"):
         solved = solve(GAMES[SIZES_IN])
         cosines = {text: [measure_roots(text, solved, size) for size in SIZES] for text in DIVIDING}
-        yield store_json(how.folder / "sizes.json", cosines)
+        yield store_json(how.folder / "sizes.json", {**_provenance(), "values": cosines})
     if cell in ("influence", "sizes"):
         return
     game, _, scheme = cell.partition("/")
@@ -274,6 +287,16 @@ def measure_game(name: str, texts: Sequence[str], how: Rerun) -> Path:
         # After every scheme, because a game takes minutes.
         store_json(file, {"game": name, "cells": cells})
     return file
+
+
+def _provenance() -> dict[str, Any]:
+    """Return seed, version and commit of what is measured now."""
+    changed = git("status", "--porcelain", "--", "studies/league", "training", "selfcest_env", "agents")
+    return {
+        "seed": SEED,
+        "version": __version__,
+        "commit": git("rev-parse", "HEAD") + (" and changes" if changed else ""),
+    }
 
 
 def measure_roots(text: str, solved: SolvedGame, group_size: int) -> float:
@@ -303,9 +326,7 @@ def measure_cell(text: str, solved: SolvedGame) -> dict[str, Any]:
         "fidelity": fidelity,
         "groups": NUM_GROUPS,
         "group_size": solved.game.group_size or GROUP_SIZE,
-        "seed": SEED,
-        "version": __version__,
-        "commit": git("rev-parse", "HEAD"),
+        **_provenance(),
         "cpu_seconds": round(time.process_time() - start, 2),
     }
 
@@ -396,7 +417,7 @@ def league_table(rows: Mapping[str, Row]) -> str:
                 *(format_ratio(row.compute_cost_ratio(rows[BASELINE])), format_blind(row), fidelity),
             ]
         )
-    heads = ("scheme", "whose", "bias", "least cosine", "variance x tokens", "blind", "fidelity")
+    heads = ("scheme", "source", "bias", "least cosine", "variance x tokens", "blind", "fidelity")
     return table(heads, lines)
 
 
@@ -415,14 +436,14 @@ def game_table(rows: Mapping[str, Row], show: Callable[[Row, str], str]) -> str:
 
 def sizes_table() -> str:
     lines = []
-    for scheme, cosines in read_json(EVIDENCE / "sizes.json").items():
-        lines.append([f"`{scheme}`", *(f"{cosine:.2f}" for cosine in cosines)])
-    return table(("cosine at the root", *(f"groups of {size}" for size in SIZES)), lines)
+    for scheme, cosines in read_json(EVIDENCE / "sizes.json")["values"].items():
+        lines.append([f"`{scheme}`", *("right" if cosine > 0 else "wrong" for cosine in cosines)])
+    return table(("sign of the step at the root of `cells`", *(f"groups of {size}" for size in SIZES)), lines)
 
 
 def influence_table() -> str:
     lines = []
-    for game, (exact, estimate) in read_json(EVIDENCE / "influence.json").items():
+    for game, (exact, estimate) in read_json(EVIDENCE / "influence.json")["values"].items():
         lines.append([f"`{game}`", f"{exact:.3f}", f"{estimate:.3f}"])
     return table(("game", "influence, nats", "mean of C3's estimate"), lines)
 
@@ -496,13 +517,13 @@ def describe_results(rows: Mapping[str, Row]) -> str:
                 [
                     f"- **Unbiased in every exact cell:** {_join_code(unbiased)}.",
                     f"- **{len(blind)} of {len(rows)} schemes are blind somewhere.** Siblings with one return have no "
-                    "credit when they are compared with each other. A root that pays for its own tokens only "
-                    "(`own=true`) does not see what its clones cost. `ccpo` also credits the root's call for the "
-                    "return without clones.",
+                    "credit when they are compared with each other. A root whose reward leaves out what its clones' "
+                    "turns cost (`own=true`) calls too often. `ccpo` adds the return of a replay without clones to "
+                    "the root's reward, so a call is credited for a return that it did not cause.",
                     f"- **The cheapest unbiased scheme** is `{cheapest}`, at x{costs[cheapest]:.2f} of `{BASELINE}`; "
-                    "its average over earlier steps is not counted, and the policy did not move. "
-                    f"Of those with replays it is `{cheapest_replayed}`, at x{costs[cheapest_replayed]:.2f}: replays "
-                    f"{'are' if costs[cheapest_replayed] < 1 else 'are not'} worth their tokens in these games.",
+                    f"the {NUM_GROUPS} groups that its average was learned from are not counted, and the policy did "
+                    f"not move. Of those with replays it is `{cheapest_replayed}`, at x{costs[cheapest_replayed]:.2f} as a "
+                    "geometric mean; single games differ.",
                     "- `parts` is unbiased here because no root misreads a reply; where one does, [it is "
                     "biased](lab.md#other-games).",
                 ]
@@ -557,17 +578,20 @@ TRAINERS = (
 HEAD = """# The league of credit
 
 For reviewers of credit schemes for agents that call agents, and for authors who want to enter one. After this
-page you know how far each published scheme is from the gradient of the team's return. The games are small enough
-for exact answers ([the laboratory](lab.md)). Nothing here says how a scheme trains a large model."""
+page you know how far the expected step of 17 schemes, as written here, is from the gradient of the team's return.
+The games are small enough for exact answers ([the laboratory](lab.md)). Nothing here says how a scheme trains a
+large model."""
 
 READING = """## How to read it
 
 - **Bias** is the distance of the expected estimate from the exact gradient, in lengths of the gradient:
   smallest and largest over {num_games} games. For schemes that divide by a standard deviation most of it is the
   step size; for `wideseek` it is the denominator of its loss.
-- **Least cosine** is the direction in the worst game. At 1 only the step size is another.
+- **Least cosine** is the direction in the worst game. At 1 the expected step differs from the
+  gradient only in length.
 - **Variance x tokens** is that of `rloo` times this number, as a geometric mean over games, after each estimate
-  is divided by its length along the gradient. It is what a given precision costs. "–" means that in some game
+  is divided by its length along the gradient. For an unbiased scheme it is the cost
+  of a given precision; a biased one does not reach it at any cost. "–" means that in some game
   the estimate does not point along the gradient.
 - **Blind** names the games with a location (role, depth, turn) where the gradient is not 0, and a step along
   the expected estimate does not raise the return: the estimate is 0 there, or opposed.
@@ -577,8 +601,9 @@ a history learned it from {groups} other groups, which are not counted, under a 
 cells took {minutes:.0f} CPU minutes."""
 
 GROUPS_OF_TWO = """**A division by the deviation needs more than two episodes.** In groups of two it leaves only
-which return is higher, so a rare large loss counts like a frequent small gain. In `cells` this turns the root's
-decision to call around. In larger groups, which papers use, it does not:"""
+which return is higher, so a rare large loss counts like a frequent small gain. In `cells` the step at
+the root's one choice, to call or not, then has the wrong sign. In groups of three or four the sign is right. That says
+nothing about its length, or about other games:"""
 
 PROMISES = """## What the sources promise"""
 

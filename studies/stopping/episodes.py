@@ -61,6 +61,8 @@ def judge_episode(record: EpisodeRecord) -> Stopping:
         counts = count_replies("".join(evidence.values()), FAMILY.digits)
         if turn.facts.outcome is not Outcome.DELEGATED:
             continue
+        if not turn.facts.children:  # refused, and free
+            continue
         (clone,) = turn.facts.children
         keys = record.by_id[clone].shared_context
         is_new = len(keys) == 1 and keys[0] not in evidence

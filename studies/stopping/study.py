@@ -204,8 +204,14 @@ def _make_prediction_table(by_variant: Mapping[str, Sequence[Cell]]) -> str:
             gains = [bound - regret for regret in get_regrets(cells, eval_set)]
             text = f"{words}: every regret of `branches` below that of: {rival} ({bound:.3f})"
             lines.append([text, *_judge(gains, holds=min(gains, default=0.0) > 0)])
-    pairs = zip(get_regrets(by_variant.get("rloo", []), "seen"), get_regrets(cells, "seen"), strict=False)
-    differences = [other - own for other, own in pairs]
+    regret_by_seed = {}
+    for variant in ("branches", "rloo"):
+        found = by_variant.get(variant, [])
+        seeds = [cell["seed"] for cell in found]
+        regret_by_seed[variant] = dict(zip(seeds, get_regrets(found, "seen"), strict=True))
+    own = regret_by_seed["branches"]
+    other = regret_by_seed["rloo"]
+    differences = [other[seed] - own[seed] for seed in sorted(own.keys() & other.keys())]
     text = f"{EVAL_SETS['seen']}: mean regret of `branches` below that of `rloo` at equal sampled tokens"
     lines.append([text, *_judge(differences, holds=mean(differences or [0.0]) > 0)])
     return table(["predicted", "difference, every seed", ""], lines)

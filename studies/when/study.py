@@ -222,7 +222,7 @@ def _make_choice_table(cells: Sequence[Cell], eval_set: str) -> str:
 
 
 def list_without_a_choice(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells whose warm start cannot read: calls are better on every instance, so there is no choice."""
+    """Return the cells whose warm start cannot read: always reading earns less than half of always calling."""
     found = []
     for cell in cells:
         rewards = get_rewards(cell, "seen", "before")
@@ -240,13 +240,19 @@ def _make_warm_start_table(cells: Sequence[Cell]) -> str:
 
 
 def _describe_seeds_without_a_choice(cells: Sequence[Cell]) -> str:
-    seeds = [str(cell["seed"]) for cell in list_without_a_choice(cells)]
-    if not seeds:
+    without = list_without_a_choice(cells)
+    if not without:
         return ""
+    seeds = " and ".join(str(cell["seed"]) for cell in without)
+    always = [agreement for eval_set in KNOWN_NUMBERS for agreement in get_agreement(without, eval_set)]
+    rest = [cell for cell in cells if cell not in without]
+    rewards = {name: mean(get_rewards(cell, "both_new")[name] for cell in rest) for name in REWARDS}
     return (
-        f"**No choice in seed {' and '.join(seeds)}.** Its warm start has not learned to read. The probe does not\n"
-        "notice, because it hardly ever reads. So calls are better everywhere, the policy always calls, and every\n"
-        "rule does the same. All tables count this seed."
+        f"**In seed {seeds} the warm start cannot read**, so always reading earns less than half of always calling.\n"
+        f"After RL its policy always calls, which is better on {min(always):.0%} to {max(always):.0%} of the instances that\n"
+        "matter. All tables count this seed. Without it, on new sizes and windows: policy "
+        f"{rewards['policy']:.3f}, always\n{rewards['always']:.3f}, never {rewards['never']:.3f}, threshold rule "
+        f"{rewards['threshold']:.3f}, agreement {mean(get_agreement(rest, 'both_new')):.2f}."
     )
 
 
@@ -350,7 +356,7 @@ the reward of the choice that it takes. All rules are fitted on the policy's own
 has a threshold of the size for each price, and another where the size exceeds the window; three other rules do not look
 at one of the numbers (*without the size* still knows whether it fits the window). The *look-up table* knows each prompt
 that it has seen. *In hindsight* the threshold rule is fitted on these very instances. ± is a 95 % interval over seeds
-(Student's t)."""
+(Student's t). Each set has 100 instances, the same for every seed, so ± leaves out the error of drawing them."""
 
 AGREEMENT = """## Agreement with the better choice
 
@@ -379,8 +385,8 @@ OUTSIDE = """## What an outside reader found
 A hostile reader had seeds 11 to 17 with all their files, and 35 minutes of CPU time. No command here prints these
 figures. The reader found no leak and no selection of seeds.
 
-- **A table of twelve entries does as well**: call at price 3 always, at price 5 from 10 entries on, at 7 and 9 from 20
-  on. It reads neither window nor last digit. Agreement on the four sets .96 .91 .95 .92, the policy's .93 .87 .93 .89.
+- **A table of twelve entries does as well**, fitted on the training episodes: call at price 3 always, at price 5 from
+  10 entries on, at 7 and 9 from 20 on. It reads neither window nor last digit. Agreement on the four sets .96 .91 .95 .92, the policy's .93 .87 .93 .89.
 - **On new numbers, rules that ignore one do better than the policy**, as the table above shows. The predictions
   compare them on trained sizes and windows, and leave out the rows that fail.
 - **The window is hardly tested.** It alone decides 15 of 400 instances. Three of seven seeds call about as often
