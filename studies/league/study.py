@@ -522,8 +522,8 @@ def describe_results(rows: Mapping[str, Row]) -> str:
                     "the root's reward, so a call is credited for a return that it did not cause.",
                     f"- **The cheapest unbiased scheme** is `{cheapest}`, at x{costs[cheapest]:.2f} of `{BASELINE}`; "
                     f"the {NUM_GROUPS} groups that its average was learned from are not counted, and the policy did "
-                    f"not move. Of those with replays it is `{cheapest_replayed}`, at x{costs[cheapest_replayed]:.2f} as a "
-                    "geometric mean; single games differ.",
+                    f"not move. Of those with replays it is `{cheapest_replayed}`, at "
+                    f"x{costs[cheapest_replayed]:.2f} as a geometric mean; single games differ.",
                     "- `parts` is unbiased here because no root misreads a reply; where one does, [it is "
                     "biased](lab.md#other-games).",
                 ]

@@ -249,8 +249,8 @@ def _describe_seeds_without_a_choice(cells: Sequence[Cell]) -> str:
     rewards = {name: mean(get_rewards(cell, "both_new")[name] for cell in rest) for name in REWARDS}
     return (
         f"**In seed {seeds} the warm start cannot read**, so always reading earns less than half of always calling.\n"
-        f"After RL its policy always calls, which is better on {min(always):.0%} to {max(always):.0%} of the instances that\n"
-        "matter. All tables count this seed. Without it, on new sizes and windows: policy "
+        f"After RL its policy always calls, which is better on {min(always):.0%} to {max(always):.0%} of the\n"
+        "instances that matter. All tables count this seed. Without it, on new sizes and windows: policy "
         f"{rewards['policy']:.3f}, always\n{rewards['always']:.3f}, never {rewards['never']:.3f}, threshold rule "
         f"{rewards['threshold']:.3f}, agreement {mean(get_agreement(rest, 'both_new')):.2f}."
     )
@@ -386,7 +386,8 @@ A hostile reader had seeds 11 to 17 with all their files, and 35 minutes of CPU 
 figures. The reader found no leak and no selection of seeds.
 
 - **A table of twelve entries does as well**, fitted on the training episodes: call at price 3 always, at price 5 from
-  10 entries on, at 7 and 9 from 20 on. It reads neither window nor last digit. Agreement on the four sets .96 .91 .95 .92, the policy's .93 .87 .93 .89.
+  10 entries on, at 7 and 9 from 20 on. It reads neither window nor last digit. Agreement on the four sets .96 .91 .95
+  .92, the policy's .93 .87 .93 .89.
 - **On new numbers, rules that ignore one do better than the policy**, as the table above shows. The predictions
   compare them on trained sizes and windows, and leave out the rows that fail.
 - **The window is hardly tested.** It alone decides 15 of 400 instances. Three of seven seeds call about as often

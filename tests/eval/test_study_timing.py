@@ -19,7 +19,7 @@ from selfcest_eval.play.config import StudyConfig, parse_study
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report
 
-NUM_INSTANCES = 2 * AT_ONCE
+NUM_INSTANCES = 4 * (AT_ONCE + 1)
 
 
 def make_config(tmp_path: Path, **changes: Any) -> StudyConfig:
@@ -58,8 +58,8 @@ def test_batches_have_a_warm_up_and_their_instances_differ(tmp_path: Path) -> No
         ("monolithic", 1),
         ("monolithic", 16),
     ]
-    # Sixteen of 32 instances play in the warm-up, the others in the first timed batch, and so on. Four play alone too.
-    assert sorted(study_players.roots.values()) == [4] * 28 + [6] * 4
+    # Every instance plays once for each strategy: 64 in four batches of sixteen, four alone.
+    assert list(study_players.roots.values()) == [2] * NUM_INSTANCES
     # The warm-up took one second.
     assert all(timing.seconds == (2.0, 3.0, 4.0) for timing in timings)
     assert timings[1].per_request() == (3 / 16, 2 / 16, 4 / 16)
@@ -68,7 +68,7 @@ def test_batches_have_a_warm_up_and_their_instances_differ(tmp_path: Path) -> No
     study_players.roots.clear()
     assert time_study(study, tmp_path, lines.append, lambda: next(times)) == timings
     assert not study_players.roots
-    other = Study(make_config(tmp_path, timed_batches=4, strategies={"monolithic": {}}))
+    other = Study(make_config(tmp_path, timed_batches=4, episodes=85, strategies={"monolithic": {}}))
     assert len(time_study(other, tmp_path, lines.append, lambda: next(times))) == 2
     assert {len(timing.seconds) for timing in read_study_timings(tmp_path)} == {4}
 
@@ -87,8 +87,8 @@ def test_the_table_has_latency_beside_throughput(tmp_path: Path, monkeypatch: py
 def test_too_few_instances_or_batches_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"timed_batches is 2; expected at least 3, or 0 for none"):
         make_config(tmp_path, timed_batches=2)
-    with pytest.raises(ConfigError, match=r"has 31 instances; expected at least 32: raise episodes and the limit"):
-        run_study(make_config(tmp_path, episodes=31), resume=False, console=Console(quiet=True))
+    with pytest.raises(ConfigError, match=r"has 67 instances; expected at least 68: raise episodes and the limit"):
+        run_study(make_config(tmp_path, episodes=67), resume=False, console=Console(quiet=True))
     check_batches(Study(make_config(tmp_path, episodes=4, timed_batches=0)))
 
 

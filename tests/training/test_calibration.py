@@ -346,7 +346,11 @@ def test_the_command_predicts_what_is_then_measured(tmp_path: Path) -> None:
     engine = FormulaEngine(seconds=(0.005, 1e-4, 4e-7, 0.001, 0.0001, 1e-8))
     text = calibrate(tmp_path, engine, minutes=5.0, measure=True)
     assert "calibration: " in text
-    assert re.search(r"against full reader\n +seconds, one request: [\d,]+ \([\d,]+ to [\d,]+\)\n", text)
+    interval = r"[\d,]+ \([\d,]+ to [\d,]+\)"
+    note = "; extrapolated beyond the timed prompts"  # of 1,024 tokens; the second crossing is below
+    one_request = rf"seconds, one request: {interval}{note}"
+    assert re.search(rf"against full reader\n +{one_request}\n +seconds, 16 requests at once: {interval}\n", text)
+    assert re.search(r"the root that delegates fits up to a text of [\d,]+ tokens", text)
     assert "against serial memory" in text
     assert "tokens: none up to 131,072" in text
     # The model of the default config has an attention window, so its operations have another formula.

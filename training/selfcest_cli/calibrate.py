@@ -222,7 +222,7 @@ def format_calibration(calibration: Calibration, flops: ForwardFlops | str) -> l
         + ", ".join(f"{seconds:.3g} {term}" for term, seconds in zip(TERMS, calibration.fit, strict=True)),
         f"  a text in parts of at most {lengths.part} tokens; {lengths.source}",
         f"delegation costs less than the other strategy from this length of a text on, in tokens ({_CONFIDENCE:.0%} "
-        "interval from the repeats)",
+        f"bootstrap interval over {timings.num_rounds} repeats)",
     ]
     text_tokens = make_text_lengths(lengths.part)
     counts = {"tokens": partial(count_tokens, lengths=lengths, text_tokens=text_tokens)}
@@ -237,11 +237,19 @@ def format_calibration(calibration: Calibration, flops: ForwardFlops | str) -> l
             crossing = calibration.crossing(rival, at_once)
             interval = f"{_format_length(crossing.low)} to {_format_length(crossing.high)}"
             title = "seconds, one request" if at_once == 1 else f"seconds, {at_once} requests at once"
-            lines.append(f"    {title}: {_format_length(crossing.length)} ({interval})")
+            is_timed = crossing.length <= longest or crossing.length == inf
+            note = "" if is_timed else "; extrapolated beyond the timed prompts"
+            lines.append(f"    {title}: {_format_length(crossing.length)} ({interval}){note}")
         for name, count in counts.items():
             exact = find_crossing(text_tokens, delegate_counts[name], count(rival))
             lines.append(f"    {name}: {_format_length(exact)}")
-    lines.append(f"  the model's window is {calibration.window:,} tokens, which bounds the full reader")
+    last = list_batches(DELEGATE, lengths, text_tokens)[-1]
+    fits = text_tokens[last.cached + last.prompt + last.generated <= calibration.window]
+    longest_text = f"{fits[-1]:,.0f}" if len(fits) else "0"
+    lines.append(
+        f"  the model's window is {calibration.window:,} tokens, which bounds the full reader; with the reports of all "
+        f"parts, the root that delegates fits up to a text of {longest_text} tokens"
+    )
     return [*lines, *_format_predictions(calibration)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from statistics import median
 from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.strategies import Instance
 from selfcest_eval.play.study import EvalCell, Study
 from selfcest_training.files import replace_text
 
@@ -56,15 +55,16 @@ class StudyTiming:
 def check_batches(study: Study) -> None:
     """Raise `ConfigError` if an eval set has too few instances for the timed batches.
 
-    Batches that follow each other have no instance in common, so that no context is still in a cache.
+    All batches of a strategy, those of the warm-up too, have different instances, so that no context is in a cache.
     """
     if not study.config.timed_batches:
         return
+    needed = (1 + study.config.timed_batches) * sum(REQUESTS)
     for (family, size), tasks in study.tasks.items():
-        if len(tasks) < 2 * AT_ONCE:
+        if len(tasks) < needed:
             raise ConfigError(
                 f"timed_batches is {study.config.timed_batches}, and eval set {family} {size} has {len(tasks)} "
-                f"instances; expected at least {2 * AT_ONCE}: raise episodes and the limit of its source, or set "
+                f"instances; expected at least {needed}: raise episodes and the limit of its source, or set "
                 "timed_batches to 0"
             )
 
@@ -126,15 +126,14 @@ def _time_cell(
     context = study.context(cell)
     instances = [item.instance for item in study.items_of(cell)]
     seconds: list[float] = []
-    for number in range(1 + study.config.timed_batches):
-        batch = _take(instances, number * requests, requests)
+    num_batches = 1 + study.config.timed_batches
+    # Single requests have the instances behind those of the large batches.
+    first = 0 if requests == AT_ONCE else num_batches * AT_ONCE
+    for number in range(num_batches):
+        start_at = first + number * requests
+        batch = instances[start_at : start_at + requests]
         start = clock()
         strategy.play(batch, context, player)
         seconds.append(clock() - start)
     eval_set = cell.eval_set
     return StudyTiming(key, eval_set.family, eval_set.size, cell.strategy, cell.budget, requests, tuple(seconds[1:]))
-
-
-def _take(instances: Sequence[Instance], start: int, count: int) -> list[Instance]:
-    """Return so many instances from a position on. After the last one comes the first."""
-    return [instances[(start + offset) % len(instances)] for offset in range(count)]
