@@ -333,8 +333,8 @@ at the warm start). A third of the sizes and of the windows is held out of demon
 prompts state no size and 10 % a wrong one.
 
 `python -m studies when` prints this page from `studies/when/evidence`, and `--rerun when/deciding/seed10` makes a
-cell again. The configuration is tuned on seeds from 100 on; configuration and predictions are then committed, and
-every reported seed is run once. (Seeds 0 to 9 belong to the first version.)"""
+cell again. It is tuned on seeds from 100 on; configuration and predictions are then committed, and every reported
+seed is run once."""
 
 PREDICTED = """## Predictions
 
@@ -382,8 +382,8 @@ window, too.""",
 
 OUTSIDE = """## What an outside reader found
 
-A hostile reader had seeds 11 to 17 with all their files, and 35 minutes of CPU time. No command here prints these
-figures. The reader found no leak and no selection of seeds.
+A hostile reader had seeds 11 to 17 with all files, and 35 minutes of CPU time. No command prints these figures. No leak
+and no selection of seeds was found.
 
 - **A table of twelve entries does as well**, fitted on the training episodes: call at price 3 always, at price 5 from
   10 entries on, at 7 and 9 from 20 on. It reads neither window nor last digit. Agreement on the four sets .96 .91 .95
