@@ -291,7 +291,8 @@ def measure_game(name: str, texts: Sequence[str], how: Rerun) -> Path:
 
 def _provenance() -> dict[str, Any]:
     """Return seed, version and commit of what is measured now."""
-    changed = git("status", "--porcelain", "--", "studies/league", "training", "selfcest_env", "agents")
+    code = ("studies/league", "training", "selfcest_env", "agents", ":(exclude)studies/league/evidence")
+    changed = git("status", "--porcelain", "--", *code)
     return {
         "seed": SEED,
         "version": __version__,
