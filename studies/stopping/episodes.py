@@ -9,7 +9,7 @@ from typing import Any
 
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks.witnesses import Witnesses, group_replies, look_up, parse
-from selfcest_env.types import Outcome, Status
+from selfcest_env.types import Status
 from studies.stopping.rules import SequentialTest, count_replies
 
 MIN_GAP = 0.005  # of reward: below it the choice does not matter, and no decision is counted
@@ -59,9 +59,7 @@ def judge_episode(record: EpisodeRecord) -> Stopping:
     agreed: list[bool] = []
     for turn in record.root.turns:
         counts = count_replies("".join(evidence.values()), FAMILY.digits)
-        if turn.facts.outcome is not Outcome.DELEGATED:
-            continue
-        if not turn.facts.children:  # refused, and free
+        if not turn.facts.children:  # an answer, or a refused call, which is free
             continue
         (clone,) = turn.facts.children
         keys = record.by_id[clone].shared_context

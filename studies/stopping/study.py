@@ -5,7 +5,7 @@ The page is a function of the stored cells. `--rerun stopping/seed0` trains and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -33,7 +33,7 @@ from studies.runner import (
     tuning_table,
 )
 from studies.stopping.episodes import describe, make_test
-from studies.stopping.rules import SequentialTest, ask, ask_until_agreed, find_best_agreement, find_best_number
+from studies.stopping.rules import Rule, SequentialTest, ask, ask_until_agreed, find_best_agreement, find_best_number
 from studies.trained import EXPERIMENTS, STOPPING, list_missing, rerun
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -87,16 +87,13 @@ def compute_rival_regret(rival: str, tests: Sequence[SequentialTest], trained_on
         trained_on: those of the prices of training, for which the best fixed number is chosen.
     """
     number = find_best_number(trained_on)
-    regrets: list[float] = []
-    for test in tests:
-        rule = {
-            FIXED: ask(number),
-            FIXED_BY_PRICE: ask(find_best_number([test])),
-            TWO_AGREE: ask_until_agreed(2),
-            AGREED_BY_PRICE: ask_until_agreed(find_best_agreement(test)),
-        }[rival]
-        regrets.append(test.regret_of(rule))
-    return mean(regrets)
+    make_rule: Callable[[SequentialTest], Rule] = {
+        FIXED: lambda test: ask(number),
+        FIXED_BY_PRICE: lambda test: ask(find_best_number([test])),
+        TWO_AGREE: lambda test: ask_until_agreed(2),
+        AGREED_BY_PRICE: lambda test: ask_until_agreed(find_best_agreement(test)),
+    }[rival]
+    return mean(test.regret_of(make_rule(test)) for test in tests)
 
 
 def get_figures(cell: Cell, eval_set: str, stage: str = "after") -> Figures:

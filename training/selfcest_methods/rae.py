@@ -2,9 +2,8 @@
 
 Source: role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119, read in its released code at a02d0ed), and
 prime-rl, `orchestrator/algo/rae.py` at 559b447. Both move the baseline after every trace of a role. Here all agents of
-a role in an episode are credited before it moves, because clones have no order; in prime-rl it moves
-after each clone, so with equal returns the advantage of the i-th one is 0.95^(i - 1) of the first one's. Details:
-docs/methods.md.
+a role in an episode are credited before it moves, because clones have no order; in prime-rl it moves after each clone,
+so with equal returns the advantage of the i-th one is 0.95^(i - 1) of the first one's. Details: docs/methods.md.
 
     A = R - b_role, b before the episode;   then for each agent of the role: b = decay b + (1 - decay) R
 

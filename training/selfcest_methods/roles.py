@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from selfcest_env.errors import RewardError, did_you_mean
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT, AgentId, Role, TurnKey
-from selfcest_training.credit.base import Advantage
+from selfcest_training.credit.base import Advantage, get_term
 
 
 class AgentKey(NamedTuple):
@@ -46,11 +45,7 @@ def sum_own_turns(episode: EpisodeRecord, agent_id: AgentId, term: str | None = 
     """
     if term is None:
         return sum(value for key, value in episode.returns_by_turn.items() if key.agent_id == agent_id)
-    terms = episode.reward_terms or {}
-    if term not in terms:
-        raise RewardError(
-            f"term is {term!r}, but the reward has no such term.{did_you_mean(term, terms)} It has {', '.join(terms)}."
-        )
+    get_term(episode, term)
     return episode.weights.get(term, 1.0) * sum(episode.by_turn.get(term, {}).get(agent_id, ()))
 
 

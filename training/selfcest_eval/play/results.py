@@ -28,7 +28,8 @@ from selfcest_eval.play.digest import digest
 FORMAT = 2
 # Scores of single reports (`grade_reports`). Only instances with a report have them, so not all strategies do.
 REPORT_SCORES = ("report_exact", "report_f1")
-SCORES = ("score", "support_precision", "support_recall", "support_f1", *REPORT_SCORES)
+EPISODE_SCORES = ("score", "support_precision", "support_recall", "support_f1")
+SCORES = (*EPISODE_SCORES, *REPORT_SCORES)
 ENDINGS = tuple(status for status in Status if status.is_terminal and status is not Status.ABSENT)
 
 

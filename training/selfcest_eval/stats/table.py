@@ -12,7 +12,7 @@ import numpy as np
 
 from selfcest_env.errors import RecordError
 from selfcest_env.tasks import Style
-from selfcest_eval.play.results import REPORT_SCORES, SCORES, Result
+from selfcest_eval.play.results import EPISODE_SCORES, REPORT_SCORES, Result
 from selfcest_eval.stats.frontier import PerfectExecution, Point
 from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 
@@ -146,7 +146,7 @@ def _find_measured_scores(results: Sequence[Result]) -> list[str]:
     """
     is_partial = any(result.grade.score != result.grade.correct for result in results)
     names = []
-    for name in SCORES[: -len(REPORT_SCORES)]:
+    for name in EPISODE_SCORES:
         if (is_partial or name != "score") and all(name in result.scores for result in results):
             names.append(name)
     return names

@@ -210,14 +210,19 @@ def subtract_mean_of_others(values: Sequence[float]) -> list[float]:
     return [value - (total - value) / num_others for value in values]
 
 
-def succeeded(episode: EpisodeRecord, term: str) -> bool:
-    """Whether a reward term, without its weight, is above 0. Raises `RewardError` if the reward lacks the term."""
+def get_term(episode: EpisodeRecord, term: str) -> float:
+    """Return a reward term, without its weight. Raises `RewardError` if the reward lacks the term."""
     terms = episode.reward_terms or {}
     if term not in terms:
         raise RewardError(
             f"term is {term!r}, but the reward has no such term.{did_you_mean(term, terms)} It has {', '.join(terms)}."
         )
-    return terms[term] > 0
+    return terms[term]
+
+
+def succeeded(episode: EpisodeRecord, term: str) -> bool:
+    """Whether a reward term, without its weight, is above 0. Raises `RewardError` if the reward lacks the term."""
+    return get_term(episode, term) > 0
 
 
 def _returns(group: EpisodeGroup) -> list[float]:
