@@ -245,12 +245,17 @@ def _describe_seeds_without_a_choice(cells: Sequence[Cell]) -> str:
         return ""
     seeds = " and ".join(str(cell["seed"]) for cell in without)
     always = [agreement for eval_set in KNOWN_NUMBERS for agreement in get_agreement(without, eval_set)]
-    rest = [cell for cell in cells if cell not in without]
-    rewards = {name: mean(get_rewards(cell, "both_new")[name] for cell in rest) for name in REWARDS}
-    return (
+    text = (
         f"**In seed {seeds} the warm start cannot read**, so always reading earns less than half of always calling.\n"
         f"After RL its policy always calls, which is better on {min(always):.0%} to {max(always):.0%} of the\n"
-        "instances that matter. All tables count this seed. Without it, on new sizes and windows: policy "
+        "instances that matter. All tables count this seed."
+    )
+    rest = [cell for cell in cells if cell not in without]
+    if not rest:
+        return text
+    rewards = {name: mean(get_rewards(cell, "both_new")[name] for cell in rest) for name in REWARDS}
+    return text + (
+        " Without it, on new sizes and windows: policy "
         f"{rewards['policy']:.3f}, always\n{rewards['always']:.3f}, never {rewards['never']:.3f}, threshold rule "
         f"{rewards['threshold']:.3f}, agreement {mean(get_agreement(rest, 'both_new')):.2f}."
     )

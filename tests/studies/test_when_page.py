@@ -123,6 +123,12 @@ def test_a_seed_whose_warm_start_cannot_read_has_no_choice() -> None:
     assert study.list_without_a_choice(cells) == cells[1:]
 
 
+def test_a_page_of_seeds_without_a_choice_gives_no_means_of_the_rest() -> None:
+    page = study.page([read_json(study.EVIDENCE / "when_deciding_seed19.json")], [], [])
+    assert "In seed 19 the warm start cannot read" in page
+    assert "Without it" not in page
+
+
 @pytest.mark.slow
 def test_a_cell_is_trained_played_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = read_config(CONFIGS / "when.yaml")
