@@ -1,10 +1,15 @@
-"""A check of the file format of a model's weights."""
+"""Checks of a model's weights: their file format, and whether their device computes fast in their dtype."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from selfcest_env.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -18,3 +23,17 @@ def check_no_pickle(folder: Path) -> None:
             f"the weights in {folder} are a pickle ({pickles[0].name}), which can run code when it is read; save them "
             "as safetensors, or if you trust them set allow_pickle: true in the options of the model 'chat'"
         )
+
+
+def warn_of_slow_bfloat16(device: torch.device, advice: str) -> None:
+    """Warn that this CPU has no instructions for bfloat16, in which its products take many times as long as in float32.
+
+    Args:
+        device: where the model computes in bfloat16. There is no warning for other devices than a CPU.
+        advice: how the user sets float32; the end of the message.
+    """
+    import torch
+
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        text = "this CPU has no instructions for bfloat16, in which it computes many times slower than in float32"
+        warnings.warn(f"{text}; {advice}", stacklevel=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -28,6 +29,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner import eager_attention
 from selfcest_training.learner import forward as forward_module
@@ -279,6 +281,23 @@ def test_options_may_be_plain_words() -> None:
     expected = Forward(model, ForwardOptions(HALF)).logprobs(batch)
     assert torch.equal(Forward(model, ForwardOptions("bfloat16")).logprobs(batch), expected)  # type: ignore[arg-type]
     assert not torch.equal(Forward(model).logprobs(batch), expected)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_cpu_without_bfloat16_is_named(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Forward(llama(), ForwardOptions(HALF))
+        Forward(llama())
+        TransformersEngine(llama().to(torch.bfloat16), stop_ids=())
+        TransformersEngine(llama(), stop_ids=())
+    advice = [str(item.message).rpartition("; ")[2] for item in found]
+    expected = [
+        "set forward.autocast to float32",
+        "load the model in float32 (sampler.options.dtype: float32)",
+    ]
+    assert advice == ([] if supported else expected)
 
 
 @pytest.mark.parametrize("forward", [ForwardOptions(), ForwardOptions(HALF, 16, gradient_checkpointing=True)])

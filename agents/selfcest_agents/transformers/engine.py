@@ -47,6 +47,7 @@ from selfcest_agents.transformers.packed_linear import PackedLinears
 from selfcest_agents.transformers.prefix_store import PrefixStore
 from selfcest_agents.transformers.sampling import draw, uniform_stream
 from selfcest_agents.transformers.slot_cache import SlotCache
+from selfcest_agents.weights import warn_of_slow_bfloat16
 from selfcest_env.errors import PolicyError
 from selfcest_env.types import FinishReason
 
@@ -133,6 +134,8 @@ class TransformersEngine:
         draft_tokens: int = 0,
     ) -> None:
         _check_model(model)
+        if model.dtype == torch.bfloat16:
+            warn_of_slow_bfloat16(model.device, "load the model in float32 (sampler.options.dtype: float32)")
         if max_batch_size < 1 or prefill_tokens < 1 or prefix_tokens < 0 or draft_tokens < 0:
             raise PolicyError(
                 f"max_batch_size is {max_batch_size}, prefill_tokens is {prefill_tokens}, prefix_tokens is "

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from selfcest_agents.weights import warn_of_slow_bfloat16
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, TokenBatch
 from selfcest_training.learner.block_attention import make_layer_contexts, use_block_attention
@@ -50,6 +51,8 @@ class Forward:
         _check_weights(model)
         self.model = model
         self.options = options
+        if self._half:
+            warn_of_slow_bfloat16(model.device, "set forward.autocast to float32")
         self._layers = _checkpointed_layers(model) if options.gradient_checkpointing else []
         trunk: Any = model
         if options.logit_chunk:
