@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from selfcest_eval.stats.statistics import Estimate
@@ -26,6 +27,7 @@ STUDIES = ROOT / "studies"
 CONFIGS = ROOT / "training" / "configs"
 FIRST_VERSION = "0.1.0"  # of stored results that name a commit and no version
 MAX_COMMITS = 3  # that a page's line names one by one; its table of cells names each
+LINE_WIDTH = 120  # of stored evidence
 TUNING_COLUMNS = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
 
 Cell = Mapping[str, Any]
@@ -155,8 +157,24 @@ def read_json(file: Path) -> Any:
 def store_json(file: Path, values: Mapping[str, Any]) -> Path:
     """Write evidence, and return its file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    file.write_text(format_json(values) + "\n", encoding="utf-8")
     return file
+
+
+def format_json(value: Any, indent: int = 0) -> str:
+    """Return JSON for readers: what fits a line stands on one line, and long lists of numbers fill their lines."""
+    text = json.dumps(value)
+    if len(text) + indent <= LINE_WIDTH or not isinstance(value, dict | list | tuple):
+        return text
+    margin = "\n" + " " * (indent + 1)
+    if isinstance(value, dict):
+        entries = [f"{json.dumps(key)}: {format_json(entry, indent + 1)}" for key, entry in value.items()]
+        return f"{{{margin}{f',{margin}'.join(entries)}\n{' ' * indent}}}"
+    if all(isinstance(entry, int | float | None) for entry in value):
+        body = margin.join(wrap(text[1:-1], LINE_WIDTH - indent))
+    else:
+        body = f",{margin}".join(format_json(entry, indent + 1) for entry in value)
+    return f"[{margin}{body}\n{' ' * indent}]"
 
 
 def cells_in(folder: Path) -> list[Cell]:

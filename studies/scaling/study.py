@@ -12,7 +12,6 @@ steps begin in the order and with the weights that `AsyncRollouts` gives them, m
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import time
 from collections import deque
@@ -49,7 +48,7 @@ from selfcest_training.stages.checks import propose
 from selfcest_training.stages.mixture import MixtureSampler
 from selfcest_training.stages.rollout_batch import play_groups
 from studies.figures import style_axis
-from studies.runner import DOCS, Rerun, Study, fold, git, joined, read_json, table
+from studies.runner import DOCS, Rerun, Study, fold, git, joined, read_json, store_json, table
 
 STORE, PAGE = Path(__file__).parent / "evidence", DOCS / "scale.md"
 EVIDENCE = Rerun(STORE, STORE)
@@ -365,7 +364,7 @@ def record(how: Rerun) -> None:
         "groups": GROUPS,
         "commit": git("rev-parse", "HEAD"),
     }
-    _write(how.folder / "episodes.json", {**said, "episodes": episodes})
+    store_json(how.folder / "episodes.json", {**said, "episodes": episodes})
 
 
 def shape_of(episode: EpisodeRecord) -> list[list[tuple[int, int, list[int]]]]:
@@ -401,7 +400,7 @@ def measure(how: Rerun, repeats: int = 3, prompt: int = 32, new: int = 64) -> No
         points.append([rows, round(best, 1)])
     curve = {"engine": "TransformersEngine", "model": "the tiny model, 0.2 M weights", "machine": "one x86 core"}
     method = f"measured: ids per CPU-second, {prompt} prompt ids and {new} new ids a row, best of {repeats}"
-    _write(how.folder / "tiny_curve.json", {**curve, "measured": method, "points": points})
+    store_json(how.folder / "tiny_curve.json", {**curve, "measured": method, "points": points})
 
 
 def stored() -> dict[str, Any]:
@@ -423,19 +422,7 @@ def run(how: Rerun) -> None:
                 begun = time.process_time()
                 found[name] = list(simulate(pool, curve, tail, weak=weak))
                 print(name, f"{time.process_time() - begun:.0f} CPU-s", flush=True)
-    _write(how.folder / "results.json", found)
-
-
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    lines = ",\n".join(f"  {json.dumps(key)}: {_listed(value)}" for key, value in values.items())
-    file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-
-
-def _listed(value: Any) -> str:
-    """A long list a line each, for whoever reads a difference."""
-    if not isinstance(value, list) or len(value) < 8:
-        return json.dumps(value)
-    return "[\n" + ",\n".join(f"    {json.dumps(one, separators=(',', ':'))}" for one in value) + "\n  ]"
+    store_json(how.folder / "results.json", found)
 
 
 # The page

@@ -1,5 +1,6 @@
 """The runner of the studies: every printed page is its evidence, and what the command line refuses."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -242,5 +243,21 @@ def test_git_keeps_studies_of_the_project_and_ignores_those_of_a_user(tmp_path: 
     assert done.stdout.split() == ignored
 
 
-def test_evidence_ends_with_a_line(tmp_path: Path) -> None:
-    assert store_json(tmp_path / "new" / "a.json", {"a": 1}).read_text() == '{\n "a": 1\n}\n'
+def test_evidence_is_stored_in_full_lines(tmp_path: Path) -> None:
+    values = {"a": {"b": 1}, "curve": list(range(100)), "cells": [{"n": 1}, {"text": "x" * 120}], "none": []}
+    text = store_json(tmp_path / "new" / "a.json", values).read_text()
+    assert json.loads(text) == values
+    lines = text.splitlines()
+    assert lines[:2] == ["{", ' "a": {"b": 1},']
+    assert lines[2] == ' "curve": ['
+    assert lines[3].startswith("  0, 1, 2, ")
+    assert len(lines[3]) > 110
+    assert lines[-9:] == [
+        *(" ],", ' "cells": [', '  {"n": 1},', "  {"),
+        f'   "text": "{"x" * 120}"',
+        "  }",
+        " ],",
+        ' "none": []',
+        "}",
+    ]
+    assert text.endswith("}\n")
