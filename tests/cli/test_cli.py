@@ -142,6 +142,10 @@ def test_a_dry_run_prints_a_config_that_is_the_same_run_and_writes_nothing(
     assert load_config(tmp_path / "mine.yaml") == load_config(experiment.default_config(), changes)
     wrong = CliRunner().invoke(cli.app, ["train", "--dry-run", "evaluation.eval_sets.0.family=nothing"])
     assert wrong.exit_code != 0
+    option = "variants.deciding.rl.credit.options.nothing"
+    wrong = CliRunner().invoke(cli.app, ["train", "--dry-run", f"{option}=1"])
+    assert wrong.exit_code != 0
+    assert option in str(wrong.exception)
 
 
 @pytest.mark.parametrize(

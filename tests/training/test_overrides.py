@@ -60,3 +60,14 @@ def test_a_plug_in_with_another_name_replaces_the_one_of_the_file_that_is_extend
     read = read_config(file)
     assert read["one"] == {"name": "b", "options": {"x": 3}}
     assert read["two"] == {"name": "a", "options": {"x": 3, "y": 2}}
+
+
+def test_a_plug_in_with_another_name_has_no_options_of_the_old_one(tmp_path: Path) -> None:
+    file = tmp_path / "base.yaml"
+    file.write_text("name: mine\none: {name: a, options: {x: 1}}\n", encoding="utf-8")
+    assert read_config(file, ["one.name=b"]) == {"name": "mine", "one": {"name": "b"}}
+    assert read_config(file, ["one.name=a"])["one"] == {"name": "a", "options": {"x": 1}}
+    assert read_config(file, ["name=other"])["one"] == {"name": "a", "options": {"x": 1}}
+    # In any order.
+    changed = read_config(file, ["one.options.y=2", "one.name=b"])
+    assert changed["one"] == {"name": "b", "options": {"y": 2}}

@@ -257,7 +257,10 @@ def train(
 def _print_checked_run(run_config: RunConfig) -> None:
     from selfcest_eval.report.run_report import RunEvaluation
     from selfcest_training.config_file import dump_config
+    from selfcest_training.run.job import make_parts
 
+    for variant in run_config.variants:
+        make_parts(run_config, variant)
     RunEvaluation().check(run_config)
     print(dump_config(run_config), end="")
 

@@ -43,7 +43,7 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
     """
     additions: list[_Addition] = []
     data = _read(path, (), additions)
-    for override in overrides:
+    for override in put_names_first(overrides):
         before = copy.deepcopy(data)
         apply_override(data, override)
         additions += _find_added_keys(f"override {format_value(override)}", before, data)
@@ -60,7 +60,7 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read the plain values of a YAML file, of the files that it extends, and of overrides. Raises `ConfigError`."""
     data = _read(path, (), [])
-    for override in overrides:
+    for override in put_names_first(overrides):
         apply_override(data, override)
     return data
 
@@ -387,8 +387,16 @@ def find_shipped_config(name: str) -> Path:
     return in_wheel if in_wheel.is_file() and not in_checkout.is_file() else in_checkout
 
 
+def put_names_first(overrides: Sequence[str]) -> list[str]:
+    """Sort overrides so that a plug-in's name, which deletes the options of another one, comes before new options."""
+    return sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".name"))
+
+
 def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set the key of an override `key.path=value`, with a YAML value. Raises `ConfigError` for a wrong override."""
+    """Set the key of an override `key.path=value`, with a YAML value. Raises `ConfigError` for a wrong override.
+
+    Another name of a plug-in deletes the options of the old one, as in a file that extends another one.
+    """
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise ConfigError(f"override {format_value(override)} is not of the form key.path=value, as in rl.steps=10")
@@ -408,6 +416,8 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         # `null` deletes an entry with keys, for example a variant.
         del node[leaf]
     else:
+        if leaf == "name" and node.get(leaf) != value and node.keys() <= {"name", "options"}:
+            node.pop("options", None)
         node[leaf] = value
 
 

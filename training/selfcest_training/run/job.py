@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -28,9 +28,10 @@ from selfcest_agents.samplers import (
 )
 from selfcest_agents.server_counts import CountsByServer, compute_server_metrics, tally_requests
 from selfcest_env.errors import ConfigError, StoppedError
-from selfcest_env.reward import make_reward
+from selfcest_env.reward import Reward, make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import to_builtins
+from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Role
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.partition import check_ranks
@@ -124,21 +125,14 @@ class Job:
         self.folder = config.job_folder(job_id.variant, job_id.seed)
         self.language = language_of(config.model)
         self.sampler_spec = make_sampler(config.sampler.name, config.sampler.options)
-        self.reward = make_reward(config.reward.name, **config.reward.options)
-        check_boards(config.logging)
+        parts = make_parts(config, job_id.variant)
+        self.reward = parts.reward
+        self.families = parts.families
+        self.stages = parts.stages
+        self.loss_needs = parts.loss_needs
         check_contexts(config, job_id.variant, self.language, self.sampler_spec)
         check_options(config, job_id.variant, self.sampler_spec, ranks)
-        self.families = make_families(config.tasks, "train")
-        for name, source in self.families.items():
-            self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
-        place = f"variants.{job_id.variant}.rl"
-        self.stages = make_stages(self.variant.rl, place)
         check_stages(config, job_id.variant, self.stages)
-        check_menu(self.stages.tasks, make_task_menu(config, job_id.variant, self.families))
-        # A second instance: the run's own schedule may be called only once per step.
-        schedule = make_reward_schedule(self.variant.rl.reward_schedule, f"{place}.reward_schedule")
-        self.reward.checked_weights(get_reward_weights(schedule, 0))
-        self.loss_needs = make_loss_sum(self.variant.rl.loss, where=f"{place}.loss").needs
         self._led_phases = [shared for shared in find_shared_phases(config) if shared.leader == job_id.variant]
         # Their CPU seconds count for this job.
         self._other_processes: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
@@ -499,6 +493,40 @@ class Job:
     def _manifest(self) -> CheckpointManifest:
         offsets = {**self._evaluation_offsets, **{name: log.offset() for name, log in self._logs.items()}}
         return CheckpointManifest(self._config_digest, offsets, self._warm_start_digests)
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """The parts of a job that need neither its model nor its sampler.
+
+    Attributes:
+        reward: reward of the episodes.
+        families: training part of each family of the config's tasks.
+        stages: task sampler, group filter, reward schedule and credit scheme of RL.
+        loss_needs: what the loss of RL reads.
+    """
+
+    reward: Reward
+    families: Mapping[str, TaskSource]
+    stages: Stages
+    loss_needs: Collection[Need]
+
+
+def make_parts(config: RunConfig, variant: str) -> JobParts:
+    """Make these parts of a variant. Raises `ConfigError` or `PlugInError` that names the config key of a mistake."""
+    check_boards(config.logging)
+    reward = make_reward(config.reward.name, **config.reward.options)
+    families = make_families(config.tasks, "train")
+    for name, source in families.items():
+        reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
+    rl = config.variants[variant].rl
+    place = f"variants.{variant}.rl"
+    stages = make_stages(rl, place)
+    check_menu(stages.tasks, make_task_menu(config, variant, families))
+    # A second instance: the run's own schedule may be called only once per step.
+    schedule = make_reward_schedule(rl.reward_schedule, f"{place}.reward_schedule")
+    reward.checked_weights(get_reward_weights(schedule, 0))
+    return JobParts(reward, families, stages, make_loss_sum(rl.loss, where=f"{place}.loss").needs)
 
 
 def check_contexts(config: RunConfig, variant: str, language: Language, sampler: SamplerSpec) -> None:
