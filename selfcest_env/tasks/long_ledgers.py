@@ -55,6 +55,7 @@ WORDS = (
 )
 AT_ONCE = "at_once"
 ONE_BY_ONE = "one_by_one"
+CARRIED = "carried"
 
 Entries = tuple[tuple[str, int], ...]  # field and digit
 
@@ -130,7 +131,8 @@ class LongLedgers(Checked):
         max_entries: maximum number of entries of all named ledgers together; `null` sets no limit.
         unnamed: number of further ledgers, which are as long as the longest named one.
         modulus: modulus of the sum. Entries are digits below it.
-        reading: order in which the expert reads: `one_by_one`, with a subtotal of each ledger, or `at_once`.
+        reading: how the expert reads: `one_by_one`, with a subtotal of each ledger; `carried`, one by one with the sum
+            so far, so that a thought needs no earlier one (terse phrasing only); or `at_once`.
         phrasing: "terse" for the embedded model, "plain" English for language models, with a modulus of 10.
     """
 
@@ -142,7 +144,7 @@ class LongLedgers(Checked):
     max_entries: int | None = None
     unnamed: int = 1
     modulus: Annotated[int, Between(2, 10)] = 10
-    reading: Annotated[str, OneOf(AT_ONCE, ONE_BY_ONE)] = ONE_BY_ONE
+    reading: Annotated[str, OneOf(AT_ONCE, ONE_BY_ONE, CARRIED)] = ONE_BY_ONE
     phrasing: Annotated[str, OneOf(*PHRASINGS)] = TERSE
 
     def __post_init__(self) -> None:
@@ -155,6 +157,8 @@ class LongLedgers(Checked):
                 f"modulus is {self.modulus}; expected 10 where phrasing is 'plain', whose questions are about the last "
                 "digit"
             )
+        if self.phrasing == PLAIN and self.reading == CARRIED:
+            raise ConfigError("reading is 'carried' and phrasing is 'plain'; expected reading: one_by_one or at_once")
         fewest_entries = self.max_named * self.min_length
         if self.max_entries is not None and self.max_entries < fewest_entries:
             raise ConfigError(
@@ -234,9 +238,10 @@ class LongLedgers(Checked):
         missing = [key for key in missing if key not in ledgers]
         if missing and not may_read(observation):
             return GIVE_UP
-        # Reading one by one needs all named ledgers to be read, because each turn writes the subtotal of the last one.
-        if self.reading == ONE_BY_ONE and len(missing) + len(new_documents) == len(query.keys):
-            return _read_one_by_one(query, [ledgers[key] for key in query.keys if key in ledgers])
+        # Reading one by one needs all named ledgers to be read, because each turn adds up the last one.
+        if self.reading != AT_ONCE and len(missing) + len(new_documents) == len(query.keys):
+            read = _read_one_by_one if self.reading == ONE_BY_ONE else _carry_sum
+            return read(query, [ledgers[key] for key in query.keys if key in ledgers])
         return Proposal(Read(tuple(missing))) if missing else _add_up_at_once(query, ledgers)
 
 
@@ -335,6 +340,25 @@ def _read_one_by_one(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Prop
     if num_done == len(numbered_keys):
         return Proposal(Answer(str(total)), thought)
     return Proposal(Read((query.keys[num_done],)), thought + numbered_keys[num_done - 1] + numbered_keys[num_done])
+
+
+def _carry_sum(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
+    """Add the last ledger to the sum, and read the next one.
+
+    The thoughts are `=0[1]C`, then `[1],0k33a70=0[1]C[2]E`, and so on. A thought has the ledger's place, the sum
+    before, the entries with running totals from this sum, `=` and the new sum. Then it names this ledger and the next
+    one. All that it copies stands in the question, in the last ledger or at the end of the last thought.
+    """
+    numbered_keys = _number_keys(query.keys)
+    num_done = len(ledgers)
+    if num_done == 0:
+        return Proposal(Read((query.keys[0],)), f"=0{numbered_keys[0]}")
+    sum_before = sum(map(_add_digits, ledgers[:-1])) % query.modulus
+    entries, total = _add_entries(ledgers[-1], sum_before, query.modulus)
+    thought = f"[{num_done}],{sum_before}{entries}={total}{numbered_keys[num_done - 1]}"
+    if num_done == len(numbered_keys):
+        return Proposal(Answer(str(total)), thought)
+    return Proposal(Read((query.keys[num_done],)), thought + numbered_keys[num_done])
 
 
 def _plain_line(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> tuple[str, int]:

@@ -55,6 +55,18 @@ def test_reading_one_by_one_by_hand() -> None:
     assert transcript(task, Style.READ, READS)[1:] == ["z55,0=55[1]A[2]B<read>B</read>", "z44,5=49<ans>9<end>"]
 
 
+def test_carrying_the_sum_by_hand() -> None:
+    task = Task("t", "?[1]A[2]B[3]C", "2", "long_ledgers", {"A": "z5", "B": "z4", "C": "z3"})
+    assert transcript(task, Style.READ, READS, LongLedgers(reading="carried")) == [
+        "=0[1]A<read>A</read>",
+        "[1],0z55=5[1]A[2]B<read>B</read>",
+        "[2],5z49=9[2]B[3]C<read>C</read>",
+        "[3],9z32=2[3]C<ans>2<end>",
+    ]
+    with pytest.raises(ConfigError, match="reading is 'carried' and phrasing is 'plain'"):
+        LongLedgers(reading="carried", phrasing="plain")
+
+
 def test_reading_at_once_and_full_texts_by_hand() -> None:
     at_once = LongLedgers(reading="at_once")
     thought = "[1]C0k33a70[2]E0k99a87<ans>7<end>"
