@@ -32,7 +32,14 @@ from selfcest_methods.bandit import Bandit, compute_reward
 from selfcest_methods.decide_first import DecideFirst
 from selfcest_methods.deciding import find_word, subtract_costs
 from selfcest_methods.modes import Modes
-from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call, split_lines
+from selfcest_methods.orchestrated import (
+    NO_ANSWER,
+    JoinedCall,
+    OrchestratedStrategy,
+    make_call,
+    parse_parts,
+    split_lines,
+)
 from selfcest_methods.planner import ROLES, Planner
 from selfcest_methods.scale import Scale
 from selfcest_methods.thread_count import ThreadCount
@@ -328,8 +335,8 @@ def test_plans_and_scores_as_they_come() -> None:
         return JoinedCall((CloneRequest("x"),) * len(replies), replies)
 
     scale = Scale(parts=2)
-    assert scale.parse_plan("T", call(None)) == ["T"]
-    assert scale.parse_plan("T", call("- a; 2) b\n\nc")) == ["a", "b; c"]
+    assert parse_parts(None, "T", scale.parts) == ["T"]
+    assert parse_parts("- a; 2) b\n\nc", "T", scale.parts) == ["a", "b; c"]
     assert scale.find_hard_parts(call("3", None, "who knows", "from 0 to 10: 5")) == [False, True, True, True]
     assert scale.find_hard_parts(call("2/10", "-3", "+7", "1. score: 2", "2 or 3")) == [False, True, True, False, True]
 

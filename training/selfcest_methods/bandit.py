@@ -1,7 +1,8 @@
 """`bandit` chooses the instruction of each clone with a UCB bandit, and has another clone judge each answer.
 
 Source: SYMPHONY (Zhu et al., arXiv 2601.22623, sections 3.3 and 3.5). In the paper the arms are different models in a
-tree search. Here they are instructions to the same weights, and the search is one level deep. Details: docs/methods.md.
+tree search. Here they are instructions to the same weights, and the search is one level deep. Symphony-Coord (arXiv
+2602.00966) is another paper, see `symphony_coord`. Details: docs/methods.md.
 
     bound(arm) = mean reward + alpha * sqrt(ln(1 + N) / (1 + n)),   N pulls in all, n of the arm
     reward = Z * (1 - H(C)),   the judged value Z and the entropy H of the judge's confidence C
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative
-from selfcest_env.types import Action, Answer
+from selfcest_env.types import Action, Answer, Delegate
 from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call
 from selfcest_methods.score_text import read_scores
 
@@ -62,26 +63,13 @@ class Bandit(OrchestratedStrategy, Checked):
             return Answer(self.best_answer(calls) or NO_ANSWER)
         # Calls alternate: one that solves, one that judges.
         if len(calls) % 2:
-            answer = calls[-1].replies[0] or NO_ANSWER
-            return make_call(
-                "How good is this answer? Answer with two numbers from 0 to 1: its value, and how sure you are.\n"
-                f"Task: {task}\nAnswer: {answer}",
-                keys=keys,
-            )
+            return ask_judge(task, calls[-1].replies[0], keys)
         instruction = self.instructions[self.choose_arm(self.get_pulls(calls))]
         return make_call(f"{instruction}\nTask: {task}", keys=keys)
 
     def best_answer(self, calls: Sequence[JoinedCall]) -> str | None:
-        """Return the answer with the highest reward; without any reward the first answer."""
-        answers = [call.replies[0] for call in calls[::2]]
-        best_reward = -math.inf
-        best_answer = next((answer for answer in answers if answer is not None), None)
-        # The last answer may not be judged yet, so there can be one pull fewer.
-        for answer, (_, reward) in zip(answers, self.get_pulls(calls), strict=False):
-            if answer is not None and reward is not None and reward > best_reward:
-                best_reward = reward
-                best_answer = answer
-        return best_answer
+        rewards = [reward for _, reward in self.get_pulls(calls)]
+        return choose_answer([call.replies[0] for call in calls[::2]], rewards)
 
     def is_readable(self, calls: Sequence[JoinedCall]) -> bool:
         return all(reward is not None for _, reward in self.get_pulls(calls))
@@ -105,6 +93,31 @@ class Bandit(OrchestratedStrategy, Checked):
             mean = sum(known_rewards) / len(known_rewards) if known_rewards else 0.0
             bounds.append(mean + self.alpha * math.sqrt(math.log(1 + len(pulls)) / (1 + len(arm_rewards))))
         return bounds.index(max(bounds))
+
+
+def ask_judge(task: str, answer: str | None, keys: tuple[str, ...]) -> Delegate:
+    """Return the call that asks a clone to judge an answer. `compute_reward` reads its reply."""
+    return make_call(
+        "How good is this answer? Answer with two numbers from 0 to 1: its value, and how sure you are.\n"
+        f"Task: {task}\nAnswer: {answer or NO_ANSWER}",
+        keys=keys,
+    )
+
+
+def choose_answer(answers: Sequence[str | None], rewards: Sequence[float | None]) -> str | None:
+    """Return the answer with the highest reward; without any reward the first answer.
+
+    Args:
+        answers: the answers, the oldest first.
+        rewards: their rewards, at most as many: the last answer may not be judged yet.
+    """
+    best_reward = -math.inf
+    best_answer = next((answer for answer in answers if answer is not None), None)
+    for answer, reward in zip(answers, rewards, strict=False):
+        if answer is not None and reward is not None and reward > best_reward:
+            best_reward = reward
+            best_answer = answer
+    return best_answer
 
 
 def compute_reward(text: str | None) -> float | None:

@@ -167,3 +167,17 @@ def split_lines(text: str | None, separator: str = r"[\n;]") -> list[str]:
         if line:
             lines.append(line)
     return lines
+
+
+def parse_parts(plan: str | None, task: str, max_parts: int) -> list[str]:
+    """Return the parts of a plan, one for each line; a task without a readable plan is one part.
+
+    Args:
+        plan: the planner's reply.
+        task: text of the task.
+        max_parts: largest number of parts; further lines join the last part.
+    """
+    lines = split_lines(plan) or [task]
+    if len(lines) <= max_parts:
+        return lines
+    return [*lines[: max_parts - 1], "; ".join(lines[max_parts - 1 :])]

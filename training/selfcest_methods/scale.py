@@ -18,7 +18,14 @@ from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
 from selfcest_eval.play.samples import majority
 from selfcest_eval.play.strategies import PlayContext
-from selfcest_methods.orchestrated import NO_ANSWER, JoinedCall, OrchestratedStrategy, make_call, split_lines
+from selfcest_methods.orchestrated import (
+    NO_ANSWER,
+    JoinedCall,
+    OrchestratedStrategy,
+    make_call,
+    parse_parts,
+    split_lines,
+)
 from selfcest_methods.score_text import read_scores
 
 
@@ -60,7 +67,7 @@ class Scale(OrchestratedStrategy, Checked):
                 f"Write a plan for the task below: at most {self.parts} parts, in the order in which they can be "
                 f"solved, each on a line of its own. The last one gives the answer. Do not solve it.\nTask: {task}"
             )
-        parts = self.parse_plan(task, calls[0])
+        parts = parse_parts(calls[0].replies[0], task, self.parts)
         if len(calls) == 1:
             question = "How hard is this part of a task? Answer with a number from 0, routine, to 10."
             return make_call(*(f"{question}\nTask: {task}\nPart: {part}" for part in parts))
@@ -77,13 +84,6 @@ class Scale(OrchestratedStrategy, Checked):
 
     def best_answer(self, calls: Sequence[JoinedCall]) -> str | None:
         return _get_result(calls[-1]) if len(calls) > 2 else None
-
-    def parse_plan(self, task: str, call: JoinedCall) -> list[str]:
-        """Return the parts of a plan; a task without a readable plan is one part."""
-        lines = split_lines(call.replies[0]) or [task]
-        if len(lines) <= self.parts:
-            return lines
-        return [*lines[: self.parts - 1], "; ".join(lines[self.parts - 1 :])]
 
     def find_hard_parts(self, call: JoinedCall) -> list[bool]:
         """Return for each part whether it is hard; a part without a readable score is hard."""
