@@ -32,6 +32,7 @@ METHODS = (
     "cells",
     "budgets",
     "budgets_hidden",
+    "effort",
     "confirm_when",
     "confirm_cells",
 )  # likewise, by studies/methods/study.py, and in a folder of their own

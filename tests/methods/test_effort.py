@@ -1,0 +1,212 @@
+"""Adaptive effort control: the policy is told a share of the usual tokens, and is paid only within it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from records import agent, turn
+from study_players import EXPERT, HERMES, ScriptedPlayer
+from test_plays import LIMITS, WORDS, Says
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.graders import Grade
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.reward import make_reward
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import stream_seed
+from selfcest_env.types import ROOT, Limits, Task
+from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
+from selfcest_methods.effort import Effort, tell_effort
+from selfcest_training.stages.base import PlannedGroup, TaskMenu
+from selfcest_training.stages.registry import make_task_sampler
+
+RIGHT = Grade(1.0, True, True)
+WRONG = Grade(0.0, False, True)
+FORM = "[{percent}]{task}"
+NEEDED = {"easy": 4, "hard": 12}  # tokens of thought after which an answer is right with probability 0.63
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A source of questions of one kind. The prompt names the kind and not the tokens that it needs."""
+
+    kind: str
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        return Task(f"{self.kind}-{rng.integers(10**9)}", f"{self.kind}?", "1", self.kind)
+
+
+MENU = TaskMenu({kind: Kind(kind) for kind in NEEDED}, dict.fromkeys(NEEDED, 1.0), 8)
+
+
+def make_sampler(**options: Any) -> Effort:
+    sampler = make_task_sampler(PlugIn("effort", {"form": FORM, **options}), "rl")
+    assert isinstance(sampler, Effort)
+    return sampler
+
+
+def episode(task: Task, tokens: int) -> EpisodeRecord:
+    """An episode of `tokens` tokens in all, one of which is the prompt."""
+    return EpisodeRecord("e", task, Limits(), 0, (agent(ROOT, turn((1,), (2,) * (tokens - 1))),))
+
+
+def propose(sampler: Effort, count: int, seed: int = 0) -> list[PlannedGroup]:
+    return list(sampler.propose(1, count, MENU, np.random.default_rng(seed)))
+
+
+def test_the_effort_is_drawn_for_each_group_and_stands_in_its_prompt() -> None:
+    efforts = []
+    for plan in propose(make_sampler(between=[0.2, 0.99]), 400):
+        effort = plan.task.metadata["effort"]
+        assert plan.task.prompt == f"[{round(100 * float(effort))}]{plan.task.metadata['family']}?"
+        assert plan.num_rollouts == 8
+        assert plan.limits is None, "the share is no limit of the game"
+        efforts.append(float(effort))
+    assert 0.2 <= min(efforts) < 0.25 < 0.95 < max(efforts) <= 0.99
+    assert np.mean(efforts) == pytest.approx(0.595, abs=0.03)
+
+
+def test_an_answer_is_paid_within_the_share_of_its_bucket_s_mean_length() -> None:
+    sampler = make_sampler(between=[0.5, 0.5], decay=0.5)
+    term = make_reward("correct", paid={"name": "within_effort", "weight": 2.0}).terms["paid"]
+    (fresh, *_) = propose(sampler, 1)
+    assert "allowed_tokens" not in fresh.task.metadata
+    assert [term(episode(fresh.task, 999), grade) for grade in (RIGHT, WRONG)] == [2.0, 0.0], "no mean is known yet"
+
+    def observe(step: int, kind: str, *lengths: int) -> None:
+        task = Task("t", "?", "1", kind, metadata={"family": kind})
+        sampler.observe(step, [EpisodeGroup(task, tuple(episode(task, length) for length in lengths))])
+
+    observe(0, "easy", 10, 30)
+    observe(0, "hard", 100, 100)
+    allowed = {plan.task.metadata["family"]: plan.task.metadata["allowed_tokens"] for plan in propose(sampler, 20)}
+    assert allowed == {"easy": 10.0, "hard": 50.0}
+    observe(1, "easy", 50)  # weighs 1, the two earlier ones 0.5 each
+    plans = {plan.task.metadata["family"]: plan for plan in propose(sampler, 20)}
+    easy = plans["easy"].task
+    assert easy.metadata["allowed_tokens"] == 0.5 * (0.5 * 40 + 50) / 2
+    assert [term(episode(easy, length), RIGHT) for length in (17, 18)] == [2.0, 0.0]
+    assert term(episode(easy, 17), WRONG) == 0.0
+
+
+class LengthPolicy:
+    """A softmax over lengths for each prompt that it can tell apart, trained by the policy gradient."""
+
+    LENGTHS = np.arange(2, 41, 2)
+
+    def __init__(self) -> None:
+        self.logits: dict[tuple[str, int], np.ndarray] = {}
+
+    def get_probabilities(self, prompt: str) -> tuple[tuple[str, int], np.ndarray]:
+        percent, kind = re.fullmatch(r"\[(\d+)\](\w+)\?", prompt).groups()  # type: ignore[union-attr]
+        key = (kind, int(percent) // 50)
+        weights = np.exp(self.logits.setdefault(key, np.zeros(len(self.LENGTHS))))
+        return key, weights / weights.sum()
+
+    def mean_length(self, kind: str, effort: float) -> float:
+        prompt = tell_effort(Task("t", f"{kind}?", "1", kind), effort, FORM).prompt
+        return float(self.LENGTHS @ self.get_probabilities(prompt)[1])
+
+    def learn(self, key: tuple[str, int], chosen: np.ndarray, advantages: np.ndarray, rate: float = 0.5) -> None:
+        probabilities = np.exp(self.logits[key]) / np.exp(self.logits[key]).sum()
+        for index, advantage in zip(chosen, advantages, strict=True):
+            self.logits[key] += rate * advantage * (np.eye(len(self.LENGTHS))[index] - probabilities)
+
+
+def train(terms: Mapping[str, Any]) -> LengthPolicy:
+    """Train a policy whose longer answers are right more often, by the real sampler and the real term."""
+    rng = np.random.default_rng(0)
+    sampler = make_sampler()
+    policy = LengthPolicy()
+    reward = make_reward("correct", **terms)
+    for step in range(40):
+        groups = []
+        for plan in sampler.propose(step, 16, MENU, rng):
+            key, probabilities = policy.get_probabilities(plan.task.prompt)
+            chosen = rng.choice(len(policy.LENGTHS), size=8, p=probabilities)
+            episodes = []
+            returns = []
+            for length in policy.LENGTHS[chosen]:
+                is_right = rng.random() < 1 - np.exp(-length / NEEDED[key[0]])
+                episodes.append(episode(plan.task, int(length)))
+                grade = RIGHT if is_right else WRONG
+                returns.append(sum(term(episodes[-1], grade) for term in reward.terms.values()))
+            policy.learn(key, chosen, np.array(returns) - np.mean(returns))
+            groups.append(EpisodeGroup(plan.task, tuple(episodes)))
+        sampler.observe(step, groups)
+    return policy
+
+
+def test_a_policy_that_is_told_more_effort_spends_more_tokens_and_more_on_hard_tasks() -> None:
+    policy = train({"correct": None, "within_effort": {}})
+    hard = [policy.mean_length("hard", effort) for effort in (0.3, 0.7, 1.2, 1.7)]
+    assert all(more > 1.15 * less for less, more in pairwise(hard)), hard
+    easy = [policy.mean_length("easy", effort) for effort in (0.3, 0.7, 1.2, 1.7)]
+    assert 1.5 * easy[0] < min(easy[1:]), easy
+    # The prompts of both kinds state the same shares and no number of tokens.
+    assert all(less < 0.75 * more for less, more in zip(easy[2:], hard[2:], strict=True)), (easy, hard)
+
+
+def test_without_the_reward_term_the_told_effort_changes_nothing() -> None:
+    policy = train({})
+    for kind in NEEDED:
+        low, high = (policy.mean_length(kind, effort) for effort in (0.3, 1.7))
+        assert abs(low - high) < 0.2 * high, (low, high)
+
+
+@pytest.mark.parametrize(("effort", "is_steady"), [(0.8, False), (1.0, True)])
+def test_efforts_below_one_lower_the_mean_length_without_an_end(effort: float, is_steady: bool) -> None:
+    """A policy that spends exactly its share lowers the mean, and with it what the same share allows."""
+    sampler = make_sampler(between=[effort, effort], decay=0.0)
+    tokens = 1000
+    allowed = []
+    for step in range(6):
+        task = Task("t", "?", "1", "easy", metadata={"family": "easy"})
+        sampler.observe(step, [EpisodeGroup(task, (episode(task, tokens),))])
+        plans = {plan.task.metadata["family"]: plan for plan in propose(sampler, 20)}
+        allowed.append(float(plans["easy"].task.metadata["allowed_tokens"]))
+        tokens = int(allowed[-1])
+    assert allowed == [1000.0] * 6 if is_steady else allowed[-1] < 0.4 * allowed[0]
+
+
+def test_a_policy_is_told_any_effort_when_it_plays() -> None:
+    task = Task("t", "Add {percent} and {task}.", "10", "own")
+    read: list[str] = []
+
+    def say(observation: Any) -> str:
+        read.append(observation.brief.text)
+        return "Answer: 10"
+
+    for effort in (0.25, 0.333):
+        strategy = make_strategy("effort", {"effort": effort}, "strategies.x")
+        context = PlayContext(LIMITS, 0.8, EXPERT, HERMES)
+        player = ScriptedPlayer(Says(say), lambda limits: Rules(limits, HERMES, WORDS), codec=None)
+        ((record,),) = strategy.play([Instance(task, stream_seed("test", 0))], context, player)
+        assert (record.answer, record.task.task_id) == ("10", "t")
+    end = "% of the tokens that you usually spend on such a task."
+    assert read == [f"{task.prompt}\nSpend at most {percent}{end}" for percent in (25, 33)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"form": "{task}"}, r"form is '{task}'; expected a text with {task} and {percent}, each once"),
+        ({"form": "{percent}{percent}{task}"}, "each once"),
+        ({"between": [0.9, 0.2]}, r"between is \[0.9, 0.2\]; expected two shares from 0.01, the smaller one first"),
+        ({"between": [0.001, 0.2]}, "expected two shares from 0.01"),
+        ({"between": [0.0, 0.2]}, r"between\[0\] is 0"),
+    ],
+)
+def test_efforts_that_cannot_be_right_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_task_sampler(PlugIn("effort", options), "rl")
+    if "form" in options:
+        with pytest.raises(ConfigError, match=words):
+            make_strategy("effort", options, "strategies.x")
