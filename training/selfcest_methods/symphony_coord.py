@@ -217,9 +217,9 @@ class LinUcbRouter:
 
     def _make_features(self, match: float, load: float, agent: int) -> npt.NDArray[np.float64]:
         rewards = self.rewards.get(agent, [0.5])
-        features = np.array([1.0, match, load, sum(rewards) / len(rewards)])
+        features: npt.NDArray[np.float64] = np.array([1.0, match, load, sum(rewards) / len(rewards)])
         # The confidence bound holds for features of norm 1 at most, and the first one alone has norm 1.
-        return features / np.linalg.norm(features)
+        return features / float(np.linalg.norm(features))
 
 
 def compute_match(part: str, agent: str) -> float:
