@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, median
 
 from selfcest_eval.stats.statistics import over_seeds, sign_test
@@ -55,7 +56,7 @@ def make_claims() -> list[Claim]:
 
 def _claim_length() -> Claim | None:
     variants = where.group_by_variant(where.stored()[0])
-    if not {"delegating", "reading", "reading_window"} <= variants.keys():
+    if not {"delegating", "reading", "reading_window", "reading_tight"} <= variants.keys():
         return None
     lowest = min(where.get_accuracy(variants["delegating"], LARGEST))
     medians = {name: median(where.get_accuracy(found, LARGEST)) for name, found in variants.items()}
@@ -66,35 +67,41 @@ def _claim_length() -> Claim | None:
         "where",
         "python -m studies where --rerun where/delegating/seed0",
         [*variants["delegating"], *variants["reading"]],
-        f"A reader that sees a window of its context needs no clones: {medians['reading_window']:.2f}.",
+        f"Readers that see a window of their context need no clones: {medians['reading_window']:.2f} and "
+        f"{medians['reading_tight']:.2f}.",
     )
 
 
 def _claim_costs() -> Claim | None:
     variants = where.group_by_variant(where.stored()[0])
-    rivals = ("delegating", "reading_window")
-    if not set(rivals) <= variants.keys():
+    names = ("delegating", "reading_tight", "reading_window")
+    if not set(names) <= variants.keys():
         return None
-    accurate = [where.list_accurate(variants[name], "6x20") for name in rivals]
-    if not all(accurate):
+    accurate = {name: where.list_accurate(variants[name], "6x20") for name in names}
+    if not all(accurate.values()):
         return None
 
-    def get_ratio(cost: str) -> str:
-        above, below = (mean(where.get_cost(cell, "6x20", cost) for cell in found) for found in accurate)
-        return f"x{above / below:.2f}"
+    def get_ratio(get_cost: Callable[[Cell, str], float], reader: str = "reading_tight") -> float:
+        above, below = (mean(get_cost(cell, "6x20") for cell in accurate[name]) for name in ("delegating", reader))
+        return above / below
 
-    kept = [mean(where.get_kept_keys(cell, "6x20") for cell in found) for found in accurate]
+    total, path, concurrent, seen = (
+        partial(where.get_cost, cost=cost)
+        for cost in ("total_tokens", "critical_path_tokens", "concurrent_context", "visible_token_steps")
+    )
     return Claim(
-        f"Against a reader with an attention window, clones need {get_ratio('critical_path_tokens')} of the critical "
-        f"path and {get_ratio('visible_token_steps')} of the keys that decoding steps see, for "
-        f"{get_ratio('total_tokens')} of the tokens (6 ledgers of 20 entries, seeds that are accurate). "
-        "These are counts, not times.",
+        f"Clones need x{get_ratio(path):.2f} of the critical path of a reader with an attention window, and "
+        f"x{get_ratio(seen):.2f} of the keys that its decoding steps see, for x{get_ratio(total):.2f} of the tokens "
+        "(6 ledgers of 20 entries, seeds that are accurate). These are counts, not times, and those of the scripts "
+        "that both have learned.",
         "where",
-        "python -m studies where --rerun where/reading/seed0",
-        [*variants["delegating"], *variants["reading_window"]],
-        f"All contexts of the tree together are as large as the reader's one: {get_ratio('concurrent_context')}. "
-        f"A reader that drops what it no longer sees keeps fewer keys: the clones together x{kept[0] / kept[1]:.1f} of "
-        "them. A machine that plays the clones one after the other has no shorter path.",
+        "python -m studies where --rerun where_tight/reading/seed0",
+        [*variants["delegating"], *variants["reading_tight"]],
+        "This reader is the best that an outside reader of the page found after the freeze. Of our own, with a looser "
+        f"window, clones need x{get_ratio(seen, 'reading_window'):.2f} of the keys. All contexts of the tree together "
+        f"are as large as the reader's one: x{get_ratio(concurrent):.2f}. A reader that drops what it no longer sees "
+        f"keeps fewer keys: the clones together x{get_ratio(where.get_kept_keys):.1f} of them. A machine that plays "
+        "the clones one after the other has no shorter path.",
     )
 
 

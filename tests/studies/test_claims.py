@@ -23,6 +23,7 @@ def test_claims_have_the_figures_of_their_cells(monkeypatch: pytest.MonkeyPatch)
         make_cell("where", "delegating", 0.97, critical_path_tokens=20),
         make_cell("where", "delegating", 0.91, critical_path_tokens=30),
         make_cell("where", "reading", 0.95, visible_token_steps=200),
+        make_cell("where_tight", "reading", 0.99, visible_token_steps=125),
         make_cell("where_full", "reading", 0.1),
     ]
     rewards = {"policy": 0.5, "always": 0.4, "never": 0.3, "table": 0.2, "threshold": 0.51}
@@ -35,15 +36,16 @@ def test_claims_have_the_figures_of_their_cells(monkeypatch: pytest.MonkeyPatch)
     assert (
         "in 0.94 of the cases (median of seeds, lowest 0.91), and a reader with full attention in 0.10." in length.text
     )
-    assert "needs no clones: 0.95." in length.rival
-    assert "clones need x0.25 of the critical path and x0.50 of the keys" in costs.text
+    assert "need no clones: 0.95 and 0.99." in length.rival
+    assert "Clones need x0.25 of the critical path of a reader with an attention window, and x0.80 of the" in costs.text
+    assert "with a looser window, clones need x0.50 of the keys" in costs.rival
     assert "the clones together x1.0 of them" in costs.rival
     assert "with 10 of 10 seeds" in decision.text
     assert "reward 0.500 ± 0.000, always 0.400 ± 0.000, never 0.300 ± 0.000. Of the" in decision.text
     assert "matters, 0.90 ± 0.00 are decided well" in decision.text
     assert "earns 0.510 ± 0.000, without the window 0.470 ± 0.000, without the size 0.490" in decision.rival
     page = study.page([costs, decision])
-    assert "--rerun where/reading/seed0` | 1 | 3 |" in page
+    assert "--rerun where_tight/reading/seed0` | 1 | 3 |" in page
     assert "--rerun when/deciding/seed10` | 10 | 15 |" in page
 
 
