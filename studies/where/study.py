@@ -254,7 +254,7 @@ def draw(cells: Sequence[Cell], file: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure: Figure = Figure(figsize=(8.6, 3.7), layout="constrained")
+    figure: Figure = Figure(figsize=(8.6, 4.1), layout="constrained")
     accuracy_axis, path_axis = figure.subplots(1, 2)
     for (variant, found), colour, mark in zip(group_by_variant(cells).items(), SERIES, "os^Dv", strict=False):
         sizes = {size: _count_entries(size) for size in found[0]["sizes"] if size not in ("3x26", "12x13")}
@@ -281,7 +281,8 @@ def draw(cells: Sequence[Cell], file: Path) -> None:
     path_axis.set(xlabel="named entries", ylabel="critical path, tokens")
     path_axis.set_ylim(0)
     style_axis(path_axis, "Clones keep the critical path short")
-    accuracy_axis.legend(frameon=False, fontsize=8)
+    handles, labels = accuracy_axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     figure.savefig(file, dpi=200)
 
 
