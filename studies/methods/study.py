@@ -2,7 +2,8 @@
 
 What stands between the page's two marks is a function of the stored cells alone; the rest of the page stays as it is.
 `studies/trained.py` says what a cell is. `--rerun methods_when/seed10` trains all variants of a seed again, from one
-warm start, and `--rerun sweep/seed10` plays the policies of budgets.yaml of a seed.
+warm start, `--rerun sweep/seed10` plays the policies of budgets.yaml of a seed, and `--rerun play` plays the
+strategies of play.yaml.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from selfcest_eval.play.results import read_results
 from selfcest_eval.stats.statistics import over_seeds
 from selfcest_training.config_file import read_config
 from studies.figures import style_axis
+from studies.methods.play import count_words, make_table, rerun_play
 from studies.runner import (
     CONFIGS,
     DOCS,
@@ -64,11 +66,11 @@ seed, the line a 95 % interval over seeds.
   and of {fresh_decided} on the five.
 - **The defaults stay.** `salt` with the multiplier of `lagrangian`, which had been written down, is {combined} less
   `default` on five fresh seeds.
-- **The lead of `salt` on keyed cells did not repeat.** It was ahead of `rloo` with every seed, by {salt}; on
-  [fresh seeds](#keyed-cells-fresh-seeds), where *better* was predicted, by {salt_fresh}.
+- **The lead of `salt` on keyed cells did not repeat**: {salt} less `rloo`, and {salt_fresh} on
+  [fresh seeds](#keyed-cells-fresh-seeds), where *better* was predicted.
 - With `knapsack`, `dots`, `v0` and `parl` the largest sums are right more often than with `default` ({largest}), but
-  small ones are called for as well, which costs what was won: of those of 6 to 10 terms {small}, `default` for
-  {small_default:.2f}. Why is not known. `scaler` hardly calls for the largest sums: right {scaler} by seed.
+  small ones are called for as well: of those of 6 to 10 terms {small}, `default` for
+  {small_default:.2f}. `scaler` hardly calls for the largest sums: right {scaler} by seed.
 - **One policy for five budgets was as good as five, to within {within:.3f}. So were single ones, and showing the
   budget did harm.** `every` less the five that were trained for one budget each: {own}, an interval wider than the 0.02
   predicted. `every` less `hidden`, which is not shown its budget: {hidden}, where *within 0.02* was predicted. The
@@ -79,10 +81,10 @@ WHEN = """\
 `training/configs/methods/when.yaml`: sums of 2 to 24 terms under a window that holds 15, where the policy must find
 out from which size on calls pay. All variants of a seed have one warm start and 2 M tokens of compute in RL. *Earned*
 is right answers less token costs, greedily on 500 held-out instances, mean over five sizes. Then: the gain by RL, and
-the difference to `default` at the end and over eight probes, with 95 % intervals over seeds (Student's t; wide for
-three). *Times fewer tokens*, by seed: to the score at which `default` ended (-: did not come there, x: `default` had
-fallen). `gated` was run later, with other probes. Of fourteen variants that do nothing, one in two such tables has an
-interval that leaves out 0.
+the difference to `default` at the end and over eight probes, with 95 % intervals over seeds (Student's t). *Times
+fewer tokens*, by seed: to the score at which `default` ended (-: did not come there, x: `default` had fallen). `gated`
+was run later, with other probes. Of fourteen variants that do nothing, one in two such tables has an interval that
+leaves out 0.
 
 `default` is the recipe of `budgets.yaml`: `grpo` with a floor of 0.05 under its std, a KL weight of 0.05, 8 rollouts of
 16 tasks. `hypervolume` and `state_zero` are built on `rloo`, and `hypervolume` weighs all terms alike. `parl` has no
@@ -110,6 +112,20 @@ and shown to every agent, `only_B` under one of them. Each has {compute} M token
 Earned as above, 40 held-out instances a size, mean over sizes and seeds. The best of a column is bold; a policy under
 its own budget is in brackets. Then `every` less the others; the best of five is chosen by the same figures."""
 
+PLAY = """### Strategies of play
+
+`training/configs/methods/play.yaml`: `delegating` plays ledgers and `deciding` priced ledgers, one seed of each,
+{instances} instances a family, all strategies under the same total tokens. `turns_N` and `threads_N` tell agents their
+limit, a number that these policies were not trained with; `_untold` holds it silently. `read` has no clones (`reading`
+plays ledgers); `vote` and `best` (an oracle) draw five such samples. Differences are means over budgets, with 95 %
+intervals over instances.
+
+**Less plain play, {better} of {strategies} are better, {worse} worse, {equal} equal, {undecided} undecided.** {held}
+predictions held.
+
+**Not compared**: `turn_extension`, `decide_first`, `modes`, `scale`, `bandit`, `planner`, `board` and `playbook`. They
+need English, which these policies do not know, and SmolLM2 is too slow for them on a CPU."""
+
 PREDICTED = """### Predictions
 
 Written down before the first reported seed of their experiment; the last five after all else but seeds 11 and 12 of
@@ -118,12 +134,12 @@ the budgets. The worst fresh seed of `rloo` is {rloo:.3f}, that of `default` {de
 PROVENANCE = """### Where it comes from
 
 `python -m studies methods --rerun methods_when/seed10` makes the cells of a seed again. CPU-s are of training, its warm
-start included, on a shared machine."""
+start included."""
 
 TUNING = """### Tuning
 
 All on seed 100. The baseline of *when* was tried with four settings; that of the cells was tuned for [another
-page](cells.md). The options of the others are those of their sources or ours, and were not tuned."""
+page](cells.md). The options of the others are those of their sources or ours, not tuned."""
 
 
 @dataclass(frozen=True)
@@ -393,6 +409,11 @@ def page(cells: Sequence[Cell], text: str) -> str:
         BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"),
         fold("By budget", budgets_table(seeds), distances_table(seeds)),
     ]
+    play_file = FOLDER / "play.json"
+    if play_file.exists():
+        played = read_json(play_file)
+        parts += [evidence_line([played], "`--rerun play`"), make_table(played["families"])]
+        parts.insert(-2, PLAY.format(**count_words(played["families"])))
     worst = {
         variant: min(final(cell, FAMILIES[1]) for cell in own)
         for variant, own in of(cells, "methods_confirm_when").items()
@@ -577,7 +598,9 @@ PREDICTIONS = {
 
 
 def rerun_methods(name: str, how: Rerun) -> list[Path]:
-    """Play `sweep/seedN`, or train a cell."""
+    """Play `sweep/seedN` or `play`, or train a cell."""
+    if name == "play":
+        return [rerun_play(how)]
     if name.startswith("sweep/seed"):
         return [sweep(int(name.removeprefix("sweep/seed")), how)]
     return rerun(name, how)
@@ -588,5 +611,5 @@ STUDY = Study(
     page=lambda: page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")),
     figures={DOCS / "methods.png": lambda file: draw(cells_in(FOLDER), file)},
     rerun=rerun_methods,
-    cells="EXPERIMENT[/VARIANT]/seedN or sweep/seedN",
+    cells="EXPERIMENT[/VARIANT]/seedN, sweep/seedN or play",
 )
