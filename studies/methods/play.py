@@ -19,7 +19,7 @@ from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 from selfcest_training.config_file import read_config
 from studies.runner import CONFIGS, Cell, Rerun, git, selfcest, store_json, table
 
-CONFIG = CONFIGS / "methods" / "play.yaml"
+CONFIG = CONFIGS / "methods" / "play_frontier.yaml"
 BASELINE = "plain"
 UNTOLD = "_untold"  # ends the label of a strategy that has the limit of another one, but no number in its prompts
 RESAMPLES = 10_000
@@ -140,10 +140,24 @@ def make_table(families: Mapping[str, Any]) -> str:
     return table([*heads, f"less `{BASELINE}`", "less the same limit, untold", "predicted", "found"], lines)
 
 
-def count_words(families: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers that the text of the page names."""
+def summarize(families: Mapping[str, Any]) -> dict[str, object]:
+    """Return what the text of the page names: numbers, and the verdicts on each kind of strategy."""
     verdicts = judge_all(families)
-    counts = {word: list(verdicts.values()).count(word) for word in ("better", "worse", "equal", "undecided")}
-    held = sum(verdicts[place] == word for place, word in PREDICTIONS.items() if place in verdicts)
-    instances = len(next(iter(next(iter(families.values()))[BASELINE].values()))["right"])
-    return {**counts, "held": held, "strategies": len(verdicts), "instances": instances}
+    by_kind: dict[str, list[str]] = {"told limits": [], "untold limits": [], "rivals": []}
+    for (family, strategy), verdict in verdicts.items():
+        if strategy.endswith(UNTOLD):
+            kind = "untold limits"
+        else:
+            kind = "told limits" if strategy + UNTOLD in families[family] else "rivals"
+        by_kind[kind].append(verdict)
+    parts = []
+    for kind, found in by_kind.items():
+        counts = [f"{found.count(word)} {word}" for word in ("better", "worse", "equal", "undecided") if word in found]
+        parts.append(f"{kind} {', '.join(counts)}")
+    first = next(iter(families.values()))[BASELINE]
+    return {
+        "verdicts": "; ".join(parts),
+        "held": sum(PREDICTIONS.get(place) == verdict for place, verdict in verdicts.items()),
+        "strategies": len(verdicts),
+        "instances": get_right(first).shape[1],
+    }

@@ -3,7 +3,7 @@
 What stands between the page's two marks is a function of the stored cells alone; the rest of the page stays as it is.
 `studies/trained.py` says what a cell is. `--rerun methods_when/seed10` trains all variants of a seed again, from one
 warm start, `--rerun sweep/seed10` plays the policies of budgets.yaml of a seed, and `--rerun play` plays the
-strategies of play.yaml.
+strategies of play_frontier.yaml.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from selfcest_eval.play.results import read_results
 from selfcest_eval.stats.statistics import over_seeds
 from selfcest_training.config_file import read_config
 from studies.figures import style_axis
-from studies.methods.play import count_words, make_table, rerun_play
+from studies.methods.play import make_table, rerun_play, summarize
 from studies.runner import (
     CONFIGS,
     DOCS,
@@ -114,17 +114,16 @@ its own budget is in brackets. Then `every` less the others; the best of five is
 
 PLAY = """### Strategies of play
 
-`training/configs/methods/play.yaml`: `delegating` plays ledgers and `deciding` priced ledgers, one seed of each,
-{instances} instances a family, all strategies under the same total tokens. `turns_N` and `threads_N` tell agents their
-limit, a number that these policies were not trained with; `_untold` holds it silently. `read` has no clones (`reading`
-plays ledgers); `vote` and `best` (an oracle) draw five such samples. Differences are means over budgets, with 95 %
-intervals over instances.
+`training/configs/methods/play_frontier.yaml`: `delegating` plays ledgers and `deciding` priced ledgers, one seed of
+each, {instances} instances a family, all strategies under the same total tokens. `turns_N` and `threads_N` tell agents
+their limit, a number that these policies were not trained with; `_untold` holds it silently. Rivals: `read` has no
+clones (`reading` plays ledgers); `vote` and `best` (an oracle) draw five such samples. Differences are means over
+budgets, with 95 % intervals over instances.
 
-**Less plain play, {better} of {strategies} are better, {worse} worse, {equal} equal, {undecided} undecided.** {held}
-predictions held.
+**Less plain play: {verdicts}.** Predictions that held: {held} of {strategies}.
 
-**Not compared**: `turn_extension`, `decide_first`, `modes`, `scale`, `bandit`, `planner`, `board` and `playbook`. They
-need English, which these policies do not know, and SmolLM2 is too slow for them on a CPU."""
+**Not compared**: `turn_extension`, `decide_first`, `modes`, `scale`, `bandit`, `symphony_coord`, `planner`, `board` and
+`playbook`. They need English, which these policies do not know, and SmolLM2 is too slow for them on a CPU."""
 
 PREDICTED = """### Predictions
 
@@ -409,11 +408,9 @@ def page(cells: Sequence[Cell], text: str) -> str:
         BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"),
         fold("By budget", budgets_table(seeds), distances_table(seeds)),
     ]
-    play_file = FOLDER / "play.json"
-    if play_file.exists():
-        played = read_json(play_file)
-        parts += [evidence_line([played], "`--rerun play`"), make_table(played["families"])]
-        parts.insert(-2, PLAY.format(**count_words(played["families"])))
+    played = read_json(FOLDER / "play.json")
+    families = played["families"]
+    parts += [PLAY.format(**summarize(families)), evidence_line([played], "`--rerun play`"), make_table(families)]
     worst = {
         variant: min(final(cell, FAMILIES[1]) for cell in own)
         for variant, own in of(cells, "methods_confirm_when").items()

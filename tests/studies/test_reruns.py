@@ -25,7 +25,7 @@ CELLS = {
     "credit_map": ["additive-4/broadcast"],
     "gallery": ["episodes", "example"],
     "league": ["influence", "quartet/rloo"],
-    "methods": ["methods_when/deciding/seed0", "sweep/seed0"],
+    "methods": ["methods_when/deciding/seed0", "sweep/seed0", "play"],
     "scaling": ["episodes", "curve", "results"],
     "stopping": ["stopping/deciding/seed0"],
     "when": ["when/deciding/seed0"],
@@ -73,7 +73,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
             shutil.copytree(example / "deciding" / "seed0" / "evaluation", Path("studies") / name)
 
     methods = importlib.import_module("studies.methods.study")
-    for module in (trained, methods):
+    for module in (trained, methods, importlib.import_module("studies.methods.play")):
         monkeypatch.setattr(module, "selfcest", stand_in)
     Path("runs/methods_budgets_seed0/every/seed0/model").mkdir(parents=True)
     Path("example").mkdir()
