@@ -1,8 +1,9 @@
 """`active` draws tasks of buckets in which the policy is less certain when it is wrong than when it is right.
 
-Source: uncertainty consistency (arXiv 2601.22595, from the abstract). The paper chooses which queries to annotate. Here
-a task costs the rollouts of its group, so the consistency of earlier groups chooses fresh tasks of their bucket. The
-measure below is a variant of this project. Details: docs/methods.md.
+Source: uncertainty consistency (arXiv 2601.22595, from the abstract). Learning to Actively Learn (arXiv 2010.15382) is
+another paper, that of `learned_allocation`. The paper here chooses which queries to annotate. A task costs the rollouts
+of its group, so the consistency of earlier groups chooses fresh tasks of their bucket. The measure below is a variant
+of this project. Details: docs/methods.md.
 
     U_k = mean of -log pi over the generated tokens of rollout k
     A_k = (s_k - mean s) / std s,   s_k = 1 if rollout k is right, else 0
