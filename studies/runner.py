@@ -161,19 +161,28 @@ def store_json(file: Path, values: Mapping[str, Any]) -> Path:
     return file
 
 
-def format_json(value: Any, indent: int = 0) -> str:
-    """Return JSON for readers: what fits a line stands on one line, and long lists of numbers fill their lines."""
+def format_json(value: Any, indent: int = 0, used: int = 0) -> str:
+    """Return JSON for readers: what fits a line stands on one line, and long lists of numbers fill their lines.
+
+    Args:
+        value: what `json` can write.
+        indent: columns before the lines that follow the first one.
+        used: columns of the first line that are not free.
+    """
     text = json.dumps(value)
-    if len(text) + indent <= LINE_WIDTH or not isinstance(value, dict | list | tuple):
+    if used + len(text) < LINE_WIDTH or not isinstance(value, dict | list | tuple):
         return text
     margin = "\n" + " " * (indent + 1)
     if isinstance(value, dict):
-        entries = [f"{json.dumps(key)}: {format_json(entry, indent + 1)}" for key, entry in value.items()]
+        entries = []
+        for key, entry in value.items():
+            name = f"{json.dumps(str(key))}: "
+            entries.append(name + format_json(entry, indent + 1, indent + 1 + len(name)))
         return f"{{{margin}{f',{margin}'.join(entries)}\n{' ' * indent}}}"
     if all(isinstance(entry, int | float | None) for entry in value):
         body = margin.join(wrap(text[1:-1], LINE_WIDTH - indent))
     else:
-        body = f",{margin}".join(format_json(entry, indent + 1) for entry in value)
+        body = f",{margin}".join(format_json(entry, indent + 1, indent + 1) for entry in value)
     return f"[{margin}{body}\n{' ' * indent}]"
 
 

@@ -28,12 +28,17 @@ def check_no_pickle(folder: Path) -> None:
 def warn_of_slow_bfloat16(device: torch.device, advice: str) -> None:
     """Warn that this CPU has no instructions for bfloat16, in which its products take many times as long as in float32.
 
+    oneDNN says whether it computes bfloat16 on this CPU. Builds of torch without oneDNN, and CPUs with AVX-512 but
+    without its bfloat16, give no warning.
+
     Args:
         device: where the model computes in bfloat16. There is no warning for other devices than a CPU.
         advice: how the user sets float32; the end of the message.
     """
     import torch
 
-    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         text = "this CPU has no instructions for bfloat16, in which it computes many times slower than in float32"
         warnings.warn(f"{text}; {advice}", stacklevel=3)

@@ -132,7 +132,7 @@ class LongLedgers(Checked):
         unnamed: number of further ledgers, which are as long as the longest named one.
         modulus: modulus of the sum. Entries are digits below it.
         reading: how the expert reads: `one_by_one`, with a subtotal of each ledger; `carried`, one by one with the sum
-            so far, so that a thought needs no earlier one (terse phrasing only); or `at_once`.
+            so far, so that a thought needs only the last one (terse phrasing only); or `at_once`.
         phrasing: "terse" for the embedded model, "plain" English for language models, with a modulus of 10.
     """
 

@@ -117,13 +117,14 @@ PLAY = """### Strategies of play
 `training/configs/methods/play_frontier.yaml`: `delegating` plays ledgers and `deciding` priced ledgers, one seed of
 each, {instances} instances a family, all strategies under the same total tokens. `turns_N` and `threads_N` tell agents
 their limit, a number that these policies were not trained with; `_untold` holds it silently. Rivals: `read` has no
-clones (`reading` plays ledgers); `vote` and `best` (an oracle) draw five such samples. Differences are means over
-budgets, with 95 % intervals over instances.
+clones (`reading` plays ledgers; the window of priced ledgers is often too small for it); `vote` and `best` (an oracle)
+draw up to five such samples, as the budget allows. Differences are means over budgets, with 95 % intervals over
+instances; *equal* is right on the same instances.
 
 **Less plain play: {verdicts}.** Predictions that held: {held} of {strategies}.
 
 **Not compared**: `turn_extension`, `decide_first`, `modes`, `scale`, `bandit`, `symphony_coord`, `planner`, `board` and
-`playbook`. They need English, which these policies do not know, and SmolLM2 is too slow for them on a CPU."""
+`playbook`. They need English, which these policies do not know, or refuse their protocol; SmolLM2 was not played."""
 
 PREDICTED = """### Predictions
 

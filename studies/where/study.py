@@ -299,7 +299,7 @@ clone for each ledger. `reading` reads ledger by ledger into its own context and
 `reading_window` does the same, and each of its tokens sees the 64 first tokens of the context, which hold the question,
 and the last 160. `delegating` has this window, too, but none of its contexts is that long. `reading_tight` is the best
 rival that an outside reader found after the freeze, tuned with seeds 200 and 201: each thought carries the sum, so
-that 40 first and 80 last tokens are enough.
+that 40 first and 80 last tokens are enough up to 120 entries.
 
 All learn by imitation alone, from scratch, from equally many tokens (5 M) and equal shapes: up to ten ledgers, at most
 36 named entries in all, at most 24 in one ledger. 0.8 M tokens of the first two readers demonstrate calls, which they
@@ -312,7 +312,7 @@ every reported seed was run once."""
 RATIOS = {
     "reading_window": """## What is left to clones
 
-Costs of `delegating` over those of `reading_window`, of the seeds in which each is accurate. An errorless play of the
+Costs of `delegating` over those of `reading_window`, of the seeds in which each is accurate. A perfect play of the
 scripts has the same costs, so seeds show only whether these were learned. Costs are counts, not times: the *critical
 path* is the longest chain of generated tokens, *visible token steps* are the keys that all decoding steps see,
 *visible context* is the most keys that one step sees, and *concurrent context* is the largest sum of all contexts at
@@ -323,7 +323,8 @@ sees; the clones together keep more.""",
 
 PREDICTED = """## Predictions
 
-They are committed before the first reported seed."""
+They are committed before the first reported seed, those of `reading_tight` when the costs of `delegating` were
+known."""
 
 ACCURACY = "## Accuracy"
 

@@ -75,13 +75,19 @@ def test_agents_below_the_screening_are_never_tried() -> None:
         assert chosen == expected
 
 
-def test_load_spreads_the_parts_of_a_round() -> None:
-    router = make_router(alpha=1.0)
+def test_a_learned_penalty_of_load_spreads_the_parts_of_a_round() -> None:
+    router = make_router(alpha=0.0)
     parts = ["Sing.", "Sing.", "Sing."]
     first = router.choose(parts)
     assert [choice.agent for choice in router.choose(parts)] == [choice.agent for choice in first], "nothing is learned"
+    assert len({choice.agent for choice in first}) == 1
     loads = [choice.features[2] / choice.features[0] for choice in first]
-    assert max(loads) > 0
+    assert loads == pytest.approx([0, 1 / 3, 2 / 3])
+    # An agent without load earned 1, and the same agent with load nothing.
+    for choice, load in zip(first, loads, strict=True):
+        for _ in range(5):
+            router.learn([choice], float(load == 0))
+    assert len({choice.agent for choice in router.choose(parts)}) > 1
 
 
 def says(value_of: dict[str, float], asked: list[str]) -> Say:

@@ -260,3 +260,7 @@ def test_evidence_is_stored_in_full_lines(tmp_path: Path) -> None:
         "}",
     ]
     assert text.endswith("}\n")
+    # Keys of mappings are texts, as in all JSON, and a line with its key and comma fits.
+    numbers = {7: "x", "a" * 60: list(range(20)), "rest": ["y"] * 40}
+    assert json.loads(runner.format_json(numbers)) == json.loads(json.dumps(numbers))
+    assert max(map(len, runner.format_json(numbers).splitlines())) <= runner.LINE_WIDTH

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import rounding
 from test_tree_rows import difference, gradient, in_double, random_samples, sample, tiny
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
@@ -143,7 +144,7 @@ def test_few_logits_are_kept_and_give_the_same_gradient(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("heads", [2, 4])  # with 4 the scale is 1 / sqrt(8), no power of two
 @pytest.mark.parametrize("max_scores", [1, 5000, 1 << 30])
 @pytest.mark.parametrize("rows", [collate, lambda samples, pad_id: collate_trees([TreeRow.of(samples)], pad_id)])
-def test_eager_attention_by_parts_is_that_of_transformers_bit_for_bit(
+def test_eager_attention_by_parts_is_that_of_transformers(
     rows: Callable[..., TokenBatch], max_scores: int, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager_attention, "MAX_SCORES", max_scores)
@@ -162,7 +163,8 @@ def test_eager_attention_by_parts_is_that_of_transformers_bit_for_bit(
         (logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)).sum().backward()  # type: ignore[no-untyped-call]
         gradients = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
         results.append(torch.cat([logprobs.flatten(), *gradients]))
-    assert torch.equal(*results)
+    # Bit for bit on most processors. On some with AVX2 alone, a product by parts is rounded otherwise.
+    torch.testing.assert_close(*results, rtol=0, atol=rounding(results[0], ulps=4))
 
 
 def test_only_a_plain_llama_with_eager_attention_is_computed_by_parts() -> None:

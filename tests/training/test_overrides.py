@@ -68,6 +68,9 @@ def test_a_plug_in_with_another_name_has_no_options_of_the_old_one(tmp_path: Pat
     assert read_config(file, ["one.name=b"]) == {"name": "mine", "one": {"name": "b"}}
     assert read_config(file, ["one.name=a"])["one"] == {"name": "a", "options": {"x": 1}}
     assert read_config(file, ["name=other"])["one"] == {"name": "a", "options": {"x": 1}}
-    # In any order.
-    changed = read_config(file, ["one.options.y=2", "one.name=b"])
-    assert changed["one"] == {"name": "b", "options": {"y": 2}}
+    # A name comes before new options in any order. Otherwise the last override counts.
+    changed = read_config(file, ["one.options.y=2", "one.options.z=3", "one.name=b"])
+    assert changed["one"] == {"name": "b", "options": {"y": 2, "z": 3}}
+    assert read_config(file, ["one={name: b}", "one.name=c"])["one"] == {"name": "c"}
+    nested = read_config(file, ["one.options.inner.name=z", "one.name=b"])
+    assert nested["one"] == {"name": "b", "options": {"inner": {"name": "z"}}}

@@ -105,7 +105,12 @@ _OVERRIDES = Annotated[
     ),
 ]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")]
-_DRY_RUN = Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and exit.")]
+_DRY_RUN = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check the config, as far as this needs no model, print it with all defaults, and exit."
+    ),
+]
 _ADDRESS = Annotated[
     str | None,
     typer.Option(

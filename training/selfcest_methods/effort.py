@@ -9,7 +9,8 @@ the abstract, and from a published summary for the form of the reward. Details: 
 
 Open in the source, and chosen here: the distribution of r; the wording of the prompt; T per bucket and over all
 efforts, where the summary has a mean per question and effort (tasks are seldom drawn twice); the reward of wrong
-answers, 0; the first rollouts of a bucket, which are paid when right. Clones learn r only from the root.
+answers, 0; the first rollouts of a bucket, which are paid when right. Clones learn r only from the root. T counts
+prompts too, which no policy can shorten, so small efforts may be out of reach.
 
 The mean effort is 1 by default. If it is below 1, a policy that keeps to its efforts lowers T at every step, without an
 end. The length is no limit of the game: a limit would cut the lengths of which T is the mean, with the same result.
@@ -39,6 +40,7 @@ from selfcest_training.families import Bucket
 from selfcest_training.stages.base import FixedSize, PlannedGroup, TaskMenu
 
 FORM = "{task}\nSpend at most {percent}% of the tokens that you usually spend on such a task."
+MIN_EFFORT = 0.01  # efforts are stated in whole percent
 _ALLOWED_KEY = "allowed_tokens"
 
 
@@ -82,8 +84,10 @@ class EffortOptions(BucketSamplerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_form(self.form)
-        if not 0.005 <= self.between[0] <= self.between[1]:
-            raise ConfigError(f"between is {list(self.between)}; expected two shares from 0.01, the smaller one first")
+        if not MIN_EFFORT <= self.between[0] <= self.between[1]:
+            raise ConfigError(
+                f"between is {list(self.between)}; expected two shares from {MIN_EFFORT}, the smaller one first"
+            )
 
 
 class Effort(FixedSize, BucketSampler[LengthSums]):
@@ -146,6 +150,8 @@ class WithEffort(Strategy, Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_form(self.form)
+        if self.effort < MIN_EFFORT:
+            raise ConfigError(f"effort is {self.effort}; expected a share of at least {MIN_EFFORT}")
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         told = [replace(one, task=tell_effort(one.task, self.effort, self.form)) for one in instances]

@@ -388,8 +388,17 @@ def find_shipped_config(name: str) -> Path:
 
 
 def put_names_first(overrides: Sequence[str]) -> list[str]:
-    """Sort overrides so that a plug-in's name, which deletes the options of another one, comes before new options."""
-    return sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".name"))
+    """Move the name of a plug-in before overrides of its options, since another name deletes the old options."""
+    ordered: list[str] = []
+    for override in overrides:
+        path = override.partition("=")[0]
+        position = len(ordered)
+        if path.endswith(".name"):
+            options = f"{path.removesuffix('name')}options"
+            changed = [other.partition("=")[0] for other in ordered]
+            position = next((i for i, other in enumerate(changed) if f"{other}.".startswith(f"{options}.")), position)
+        ordered.insert(position, override)
+    return ordered
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -416,7 +425,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         # `null` deletes an entry with keys, for example a variant.
         del node[leaf]
     else:
-        if leaf == "name" and node.get(leaf) != value and node.keys() <= {"name", "options"}:
+        if leaf == "name" and node.get(leaf) != value:
             node.pop("options", None)
         node[leaf] = value
 

@@ -2,7 +2,7 @@
 
 Transformers' eager attention writes the scores of a whole batch to memory four times, and their gradients three times.
 Over rows of some hundred ids this takes longer than the layers. Here every step of the same computation reads what the
-step before has just written, and gives the same numbers bit for bit.
+step before has just written, and gives the same numbers: bit for bit on most processors, to rounding on all.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def eager_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the result of transformers' `eager`, bit for bit, without dropout.
+    """Compute the result of transformers' `eager`, without dropout.
 
     Args:
         module: unused, but transformers passes it.
