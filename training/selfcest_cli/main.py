@@ -262,10 +262,10 @@ def train(
 def _print_checked_run(run_config: RunConfig) -> None:
     from selfcest_eval.report.run_report import RunEvaluation
     from selfcest_training.config_file import dump_config
-    from selfcest_training.run.job import make_parts
+    from selfcest_training.run.job import check_stages, make_parts
 
     for variant in run_config.variants:
-        make_parts(run_config, variant)
+        check_stages(run_config, variant, make_parts(run_config, variant).stages)
     RunEvaluation().check(run_config)
     print(dump_config(run_config), end="")
 

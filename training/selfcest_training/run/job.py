@@ -132,6 +132,7 @@ class Job:
         self.loss_needs = parts.loss_needs
         check_contexts(config, job_id.variant, self.language, self.sampler_spec)
         check_options(config, job_id.variant, self.sampler_spec, ranks)
+        check_stages(config, job_id.variant, self.stages)
         self._led_phases = [shared for shared in find_shared_phases(config) if shared.leader == job_id.variant]
         # Their CPU seconds count for this job.
         self._other_processes: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
@@ -521,7 +522,6 @@ def make_parts(config: RunConfig, variant: str) -> JobParts:
     rl = config.variants[variant].rl
     place = f"variants.{variant}.rl"
     stages = make_stages(rl, place)
-    check_stages(config, variant, stages)
     check_menu(stages.tasks, make_task_menu(config, variant, families))
     # A second instance: the run's own schedule may be called only once per step.
     schedule = make_reward_schedule(rl.reward_schedule, f"{place}.reward_schedule")
