@@ -41,7 +41,7 @@ from selfcest_eval.play.policies import (
     run_file,
     variant_of,
 )
-from selfcest_training.config_file import apply_override, load_stored_config, parse_as, put_names_first
+from selfcest_training.config_file import apply_overrides, load_stored_config, parse_as
 from selfcest_training.files import open_for_append
 from selfcest_training.printing import print_text
 from selfcest_training.shipped import find_model_folder
@@ -162,8 +162,7 @@ def make_solve_config(
             "no policy given: pass --policy, as in --policy delegating or a model's folder, or --server and --name"
         )
     data: dict[str, Any] = {"policy": asdict(plug_in), "limits": asdict(limits)}
-    for override in put_names_first(overrides):
-        apply_override(data, override)
+    apply_overrides(data, overrides)
     return parse_as(SolveConfig, data)
 
 

@@ -43,7 +43,7 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
     """
     additions: list[_Addition] = []
     data = _read(path, (), additions)
-    for override in put_names_first(overrides):
+    for override in _put_names_first(overrides):
         before = copy.deepcopy(data)
         apply_override(data, override)
         additions += _find_added_keys(f"override {format_value(override)}", before, data)
@@ -60,8 +60,7 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read the plain values of a YAML file, of the files that it extends, and of overrides. Raises `ConfigError`."""
     data = _read(path, (), [])
-    for override in put_names_first(overrides):
-        apply_override(data, override)
+    apply_overrides(data, overrides)
     return data
 
 
@@ -387,7 +386,13 @@ def find_shipped_config(name: str) -> Path:
     return in_wheel if in_wheel.is_file() and not in_checkout.is_file() else in_checkout
 
 
-def put_names_first(overrides: Sequence[str]) -> list[str]:
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set the keys of overrides, in their order; see `apply_override`."""
+    for override in _put_names_first(overrides):
+        apply_override(data, override)
+
+
+def _put_names_first(overrides: Sequence[str]) -> list[str]:
     """Move the name of a plug-in before overrides of its options, since another name deletes the old options."""
     ordered: list[str] = []
     for override in overrides:
