@@ -198,9 +198,10 @@ class Rules:
         return self._smallest_calls[depth]
 
     def _price_call(self, depth: int, board: Mapping[str, str]) -> Amounts:
-        grant = None if self.limits.total_tokens is None else 0
+        # An account may be bounded in an episode that is not, since a call may ask for `max_tokens`. The clone's prompt
+        # then states its grant. An account without a bound can pay any price.
         clones = None if self.limits.max_clones is None else 0
-        opening = self.protocol.open(self.clone_brief(depth + 1, "", {}, grant, clones, board))
+        opening = self.protocol.open(self.clone_brief(depth + 1, "", {}, 0, clones, board))
         prompt = self.counter.count(opening, Boundary.OPENING)
         reserve = self.answer_tokens
         return Amounts(self.reply_bound(1) + reserve + prompt + 1, reserve + 1, 1)

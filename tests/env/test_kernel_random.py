@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from selfcest_env.budget import ZERO
@@ -223,6 +223,7 @@ def test_a_fork_in_the_middle_is_exact_and_independent(rules, seed, steps):
 
 @settings(max_examples=60, deadline=None)
 @given(rules, seeds)
+@example(draw_rules(259520), 4294967295)  # a bounded account in an episode without a bound
 def test_who_is_told_that_it_may_delegate_can_pay_for_one_clone(rules, seed):
     """In words, in which a prompt costs the same whatever numbers stand in it."""
     limits = replace(rules.limits, context_tokens=None)
