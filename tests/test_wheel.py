@@ -345,7 +345,7 @@ def test_each_method_loads_from_a_package_of_its_own(trainer_alone: Path, wheel:
         for group, references in groups.items()
         if group.startswith("selfcest.")
     }
-    assert len(plug_ins) == 5
+    assert any(plug_ins.values()), "no method is looked for"
     ask = (trainer_alone, "-c", LOAD, json.dumps(plug_ins))
     unknown = json.loads(run(tmp_path, *ask))
     assert [*unknown] == [f"{group} {name}" for group, names in plug_ins.items() for name in names]

@@ -159,9 +159,10 @@ def test_trl_makes_our_run(
         )
         assert gap < TOLERANCE
     assert theirs.generated == ours.generated
-    print(f"weights at the end: {float((theirs.weights[-1] - ours.weights[-1]).abs().max()):.1e} apart")
-    moved = (ours.weights[-1] - ours.weights[0]).abs().max()
-    assert float((theirs.weights[-1] - ours.weights[-1]).abs().max() / moved) < 1e-3
+    # Adam divides an entry of the gradient by its size, so rounding moves single weights with small gradients far.
+    apart = float((theirs.weights[-1] - ours.weights[-1]).norm() / (ours.weights[-1] - ours.weights[0]).norm())
+    print(f"weights at the end: {apart:.1e} of their way apart")
+    assert apart < 1e-3
     rows = [row for row in log if "selfcest/return" in row]
     assert [row["selfcest/policy_lag"] for row in rows] == [0, 1, 1, 1]
     assert rows[0]["ratio"] == pytest.approx(1, abs=1e-5), "the first step is on policy"
