@@ -52,6 +52,7 @@ PRINTED = {
     "docs/paper.md": Source("benchmarks/paper_cost.py", "| config | episodes of a variant", "\n\n"),
     "docs/reliability.md": Source("tests/stress/reliability.py"),
     "docs/scale.md": Source("studies/scaling/study.py", "\n## How far it scales", "\n## "),
+    "docs/novels_results.md": Source("studies/novels/study.py"),
     "docs/stopping.md": Source("studies/stopping/study.py"),
     "docs/when.md": Source("studies/when/study.py"),
     "docs/where.md": Source("studies/where/study.py"),

@@ -145,6 +145,12 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def name_commit() -> str:
+    """Return the commit of this checkout, and that there are changes if there are."""
+    changed = " and changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return git("rev-parse", "HEAD") + changed
+
+
 def selfcest(*arguments: str) -> None:
     """Run a command of `selfcest` in a process of its own. Raises `CalledProcessError` if it fails."""
     subprocess.run([sys.executable, "-m", "selfcest_cli", *arguments], check=True)

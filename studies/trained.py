@@ -21,7 +21,7 @@ from selfcest_eval.report.training_run import EvaluatedPolicy, read_run_results
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
 from selfcest_training.run.evaluator import EvaluationStage
-from studies.runner import CONFIGS, STUDIES, Cell, Rerun, git, selfcest, store_json
+from studies.runner import CONFIGS, STUDIES, Cell, Rerun, name_commit, selfcest, store_json
 
 WHERE = ("where", "where_full", "where_random", "where_tight", "pairs")  # on the page of studies/where/study.py
 WHEN = ("when", "when_hidden", "when_uncompared")  # likewise, by studies/when/study.py
@@ -84,8 +84,7 @@ def rerun(name: str, how: Rerun, measure: Measure | None = None) -> list[Path]:
     alone, trained_by = folder / "cell.yaml", folder / "commit.txt"
     alone.write_text(config_of(experiment, *(variant or variants)), encoding="utf-8")
     if not trained_by.exists():
-        changed = " and changes" if git("status", "--porcelain", "--untracked-files=no") else ""
-        trained_by.write_text(git("rev-parse", "HEAD") + changed, encoding="utf-8")
+        trained_by.write_text(name_commit(), encoding="utf-8")
     options = [f"seeds=[{number}]", f"name={label}", "workers=1"]
     selfcest("train", "-c", str(alone), "--resume", *options)
     config = load_config(alone, options)
@@ -107,7 +106,7 @@ def rerun(name: str, how: Rerun, measure: Measure | None = None) -> list[Path]:
             "config": digest_of(experiment, one),
             "version": __version__,
             "commit": trained_by.read_text(encoding="utf-8"),
-            **_training(folder / one / f"seed{number}"),
+            **describe_training(folder / one / f"seed{number}"),
             "sizes": _figures(result for result in by_itself if result.place.style is None),
             "before_rl": _figures(result for result in before if result.place.style is None),
             "errorless": _perfect_execution(result for result in by_itself if result.place.style is not None),
@@ -155,7 +154,7 @@ def digest_of(experiment: str, variant: str) -> str:
     return hashlib.blake2b(yaml.safe_dump({**data, "seeds": None}).encode(), digest_size=8).hexdigest()
 
 
-def _training(folder: Path) -> dict[str, Any]:
+def describe_training(folder: Path) -> dict[str, Any]:
     """Return what a job used, its probes and its curves.
 
     A curve has means of neighbouring rows: loss of the warm start, return and tokens of RL, each against the tokens

@@ -17,7 +17,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Result, read_results
 from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 from selfcest_training.config_file import read_config
-from studies.runner import CONFIGS, Cell, Rerun, git, selfcest, store_json, table
+from studies.runner import CONFIGS, Cell, Rerun, name_commit, selfcest, store_json, table
 
 CONFIG = CONFIGS / "methods" / "play_frontier.yaml"
 BASELINE = "plain"
@@ -52,8 +52,7 @@ def rerun_play(how: Rerun) -> Path:
     study = Path("studies") / "methods_play"
     how.check_new(study)
     # Read before the study is played, because a commit or a change during it is no part of the result.
-    changed = " and changes" if git("status", "--porcelain", "--untracked-files=no") else ""
-    commit = git("rev-parse", "HEAD") + changed
+    commit = name_commit()
     selfcest("evaluate", "-c", str(CONFIG), "--resume", f"name={study.name}")
     evidence = {
         "version": __version__,

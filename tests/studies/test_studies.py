@@ -216,7 +216,6 @@ def test_a_page_of_evidence_says_its_version_and_what_a_rerun_repeats() -> None:
     assert "(4 commits)" in evidence_line([{"commit": f"{n}234567"} for n in range(4)], "`--run`")
     with_figures = ("benchmark", "cells", "credit_map", "methods", "reliability", "gallery", "symbolic")
     history = [f"history/{file.stem}" for file in (DOCS / "history").glob("*.md")]
-    history.remove("history/speed")  # no results, and it names the revisions that it compares
     assert len(history) == 4
     for page in (*with_figures, *history):
         text = (DOCS / f"{page}.md").read_text(encoding="utf-8")

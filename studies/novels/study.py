@@ -1,0 +1,334 @@
+"""The page on facts in a novel: SmolLM2-135M with clones, with a memory and with retrieval, at 4,000 to 32,000 tokens.
+
+The page is a function of the stored cells. A cell is a variant of novels.yaml with one seed: its training, and every
+strategy of novels_frontier.yaml that plays with its policy. Seeds from 100 on play novels_gate.yaml instead, whose
+stories and novel no reported cell has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+
+from selfcest_env import __version__
+from selfcest_env.palette import INK, SERIES
+from selfcest_eval.play.digest import digest
+from selfcest_eval.play.results import Result, read_results
+from selfcest_training.config_file import read_config
+from studies.figures import style_axis
+from studies.runner import (
+    CONFIGS,
+    DOCS,
+    Cell,
+    Rerun,
+    Study,
+    cells_in,
+    each,
+    evidence_line,
+    joined,
+    name_commit,
+    provenance,
+    read_json,
+    selfcest,
+    store_json,
+    table,
+    tuning_table,
+)
+from studies.trained import describe_training
+
+EVIDENCE = Path(__file__).parent / "evidence"
+TRAINED = CONFIGS / "novels.yaml"
+PLAYED = CONFIGS / "novels_frontier.yaml"
+TUNED_ON = CONFIGS / "novels_gate.yaml"
+FIRST_TUNING_SEED = 100
+VARIANTS = ("delegating", "memory", "full_reader")
+EVERY_SEED = ("delegate", "memory_agent", "oracle_documents")  # the other strategies play with the policies of seed 0
+SIZES = ("4k", "16k", "32k")
+COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
+
+
+# Cells
+
+
+def rerun(name: str, how: Rerun) -> list[Path]:
+    """Train a variant with one seed, play the strategies of its policy, and store the cell.
+
+    Args:
+        name: VARIANT/seedN.
+        how: where results are written.
+    """
+    variant, _, seed = name.partition("/")
+    if variant not in VARIANTS or not seed.removeprefix("seed").isdecimal():
+        raise SystemExit(f"--rerun is {name!r}; expected VARIANT/seedN with a variant of {', '.join(VARIANTS)}")
+    number = int(seed.removeprefix("seed"))
+    run = f"novels_{variant}_{seed}"
+    folder = Path("runs") / run
+    how.check_new(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    training, playing, trained_by = folder / "cell.yaml", folder / "play.yaml", folder / "commit.txt"
+    training.write_text(yaml.safe_dump(configure_training(variant)), encoding="utf-8")
+    playing.write_text(yaml.safe_dump(configure_play(variant, number, run)), encoding="utf-8")
+    if not trained_by.exists():
+        trained_by.write_text(name_commit(), encoding="utf-8")
+    selfcest("train", "-c", str(training), "--resume", f"seeds=[{number}]", f"name={run}", "workers=1")
+    selfcest("evaluate", "-c", str(playing), "--resume")
+    cell = {
+        "experiment": "novels",
+        "arm": variant,
+        "seed": number,
+        "config": digest(configure_training(variant)),
+        "played": digest(configure_play(variant, number, run)),
+        "version": __version__,
+        "commit": trained_by.read_text(encoding="utf-8"),
+        **describe_training(folder / variant / seed),
+        "strategies": collect(read_results(Path("studies") / run / "results.jsonl", whole=True)),
+    }
+    return [store_json(how.folder / f"{variant}_{seed}.json", cell)]
+
+
+def configure_training(variant: str) -> dict[str, Any]:
+    """Return the config that trains one variant."""
+    config = read_config(TRAINED)
+    return {**config, "variants": {variant: config["variants"][variant]}}
+
+
+def configure_play(variant: str, seed: int, run: str) -> dict[str, Any]:
+    """Return the config of the strategies that play with a variant's policy of this run."""
+    config = read_config(PLAYED if seed < FIRST_TUNING_SEED else TUNED_ON)
+    strategies = {}
+    for label, spec in config["strategies"].items():
+        policy = spec.get("policy", config["policy"])
+        folder = policy if isinstance(policy, str) else policy["options"]["folder"]
+        is_played = seed in (0, FIRST_TUNING_SEED) or label in EVERY_SEED
+        if f"/{variant}/" in folder and is_played:
+            strategies[label] = spec
+    policy = f"runs/novels/{variant}/seed{{seed}}/model"
+    text = yaml.safe_dump(
+        {**config, "name": run, "seeds": [seed], "policy": policy, "strategies": strategies}, sort_keys=False
+    )
+    moved: dict[str, Any] = yaml.safe_load(text.replace("runs/novels/", f"runs/{run}/"))
+    return moved
+
+
+def collect(results: Iterable[Result]) -> dict[str, Any]:
+    """Return what each strategy reached at each size.
+
+    `right` has one digit for each story, in one order for every strategy. Costs and scores of reports are means.
+    """
+    played: dict[str, dict[str, list[Result]]] = {}
+    for result in results:
+        if result.place.style is None:
+            played.setdefault(result.place.strategy, {}).setdefault(result.place.size, []).append(result)
+    strategies: dict[str, Any] = {}
+    for strategy, sizes in played.items():
+        for size, found in sizes.items():
+            found.sort(key=lambda result: result.place.task_id)
+            figures: dict[str, Any] = {"right": "".join(str(int(result.grade.correct)) for result in found)}
+            for cost in COSTS:
+                paid = [result.costs[cost] for result in found if result.costs is not None and cost in result.costs]
+                if paid:
+                    figures[cost] = float(f"{mean(paid):.6g}")
+            reports = [result.reports for result in found if result.reports is not None]
+            if reports:
+                figures["report_exact"] = round(mean(overlap.exact for overlap in reports), 4)
+                figures["report_f1"] = round(mean(overlap.f1 for overlap in reports), 4)
+            strategies.setdefault(strategy, {})[size] = figures
+    return strategies
+
+
+def get_figures(cells: Iterable[Cell], strategy: str, size: str) -> dict[int, Mapping[str, Any]]:
+    """Return the figures of a strategy at a size by seed; seeds that did not play it are left out."""
+    found = {}
+    for cell in cells:
+        figures = cell["strategies"].get(strategy, {}).get(size)
+        if figures is not None:
+            found[cell["seed"]] = figures
+    return dict(sorted(found.items()))
+
+
+def get_accuracy(cells: Iterable[Cell], strategy: str, size: str) -> dict[int, float]:
+    """Return the share of right answers by seed."""
+    figures = get_figures(cells, strategy, size)
+    return {seed: mean(int(digit) for digit in found["right"]) for seed, found in figures.items()}
+
+
+def list_strategies(cells: Iterable[Cell]) -> list[str]:
+    return list(dict.fromkeys(strategy for cell in cells for strategy in cell["strategies"]))
+
+
+# The page
+
+
+def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
+    """Return the text of `docs/novels_results.md`."""
+    cells = sorted(cells, key=lambda cell: (VARIANTS.index(cell["arm"]), cell["seed"]))
+    parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), _list_missing(cells)]
+    parts += [PREDICTED, _make_prediction_table(cells)]
+    if cells:
+        parts += [ACCURACY, _make_accuracy_table(cells), COST, _make_cost_table(cells), PROVENANCE, provenance(cells)]
+    return joined([*filter(None, parts), TUNING, tuning_table(tuning, "accuracy at 4,000 tokens")])
+
+
+def _list_missing(cells: Sequence[Cell]) -> str:
+    stored = {(cell["arm"], cell["seed"]) for cell in cells}
+    expected = [(variant, seed) for variant in VARIANTS[:2] for seed in read_config(PLAYED)["seeds"]]
+    expected.append(("full_reader", 0))
+    missing = [f"{variant}/seed{seed}" for variant, seed in expected if (variant, seed) not in stored]
+    return f"*Cells that have not been run yet: {', '.join(missing)}.*" if missing else ""
+
+
+def _make_accuracy_table(cells: Sequence[Cell]) -> str:
+    lines = []
+    for strategy in list_strategies(cells):
+        line = [f"`{strategy}`"]
+        line += [each(get_accuracy(cells, strategy, size).values()) or "–" for size in SIZES]
+        for score in ("report_exact", "report_f1"):
+            scores = [
+                mean(figures[score] for figures in found.values() if score in figures)
+                for found in [get_figures(cells, strategy, size) for size in SIZES]
+                if any(score in figures for figures in found.values())
+            ]
+            line.append(each(scores) or "–")
+        lines.append(line)
+    return table(["strategy", *SIZES, "reports exact", "reports' F1"], lines)
+
+
+def _make_cost_table(cells: Sequence[Cell]) -> str:
+    lines = []
+    for strategy in list_strategies(cells):
+        for size in SIZES:
+            found = list(get_figures(cells, strategy, size).values())
+            if not found:
+                continue
+            costs = {cost: mean(figures[cost] for figures in found) for cost in COSTS}
+            line = [f"`{strategy}`", size, f"{costs['total_tokens']:,.0f}", f"{costs['critical_path_tokens']:,.0f}"]
+            line += [f"{costs['flops'] / 1e12:.2f}", f"{costs['ideal_memory'] / 1e9:.2f}"]
+            lines.append(line)
+    return table(["strategy", "size", "total tokens", "critical path", "TFLOP", "ideal memory, GB"], lines)
+
+
+Judged = Callable[[Sequence[Cell]], Sequence[float] | None]
+"""From all cells to a margin for each comparison; a prediction holds if none is below 0. `None`: a cell is missing."""
+
+
+def _compare(strategy: str, rival: str, size: str, by: float = 0.0) -> Judged:
+    def judge(cells: Sequence[Cell]) -> list[float] | None:
+        own, other = (get_accuracy(cells, name, size) for name in (strategy, rival))
+        both = own.keys() & other.keys()
+        return [own[seed] - other[seed] - by for seed in sorted(both)] or None
+
+    return judge
+
+
+def _bound(strategy: str, size: str, *, low: float = 0.0, high: float = 1.0) -> Judged:
+    def judge(cells: Sequence[Cell]) -> list[float] | None:
+        found = get_accuracy(cells, strategy, size).values()
+        return [min(value - low, high - value) for value in found] or None
+
+    return judge
+
+
+def _loses_at_most(strategy: str, loss: float, first: str, last: str) -> Judged:
+    def judge(cells: Sequence[Cell]) -> list[float] | None:
+        short, long = (get_accuracy(cells, strategy, size) for size in (first, last))
+        return [long[seed] - short[seed] + loss for seed in short.keys() & long.keys()] or None
+
+    return judge
+
+
+def _share_of_path(strategy: str, rival: str, size: str, share: float) -> Judged:
+    def judge(cells: Sequence[Cell]) -> list[float] | None:
+        own, other = (get_figures(cells, name, size) for name in (strategy, rival))
+        path = "critical_path_tokens"
+        return [share - own[seed][path] / other[seed][path] for seed in own.keys() & other.keys()] or None
+
+    return judge
+
+
+# They were committed before the first reported cell was played.
+PREDICTIONS: Mapping[str, Judged] = {}
+
+
+def _make_prediction_table(cells: Sequence[Cell]) -> str:
+    lines = []
+    for text, judge in PREDICTIONS.items():
+        margins = judge(cells)
+        if margins is None:
+            lines.append([text, "not run yet", ""])
+        else:
+            lines.append([text, each(margins), "held" if min(margins) >= 0 else "**failed**"])
+    return table(["predicted", "margin, every seed", ""], lines)
+
+
+def draw(cells: Sequence[Cell], file: Path) -> None:
+    """Draw accuracy against the length of the text: a line for each seed of a strategy."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axis = figure.subplots()
+    thousands = [int(size.removesuffix("k")) for size in SIZES]
+    labels = {"delegate": "clones", "memory_agent": "memory", "bm25_two_hops": "BM25, two hops"}
+    for index, (strategy, label) in enumerate(labels.items()):
+        accuracy = [get_accuracy(cells, strategy, size) for size in SIZES]
+        for number, seed in enumerate(accuracy[0]):
+            curve = [values.get(seed, math.nan) for values in accuracy]
+            colour = SERIES[index].light
+            axis.plot(thousands, curve, color=colour, marker="o", linewidth=1.6, label=label if number == 0 else None)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(thousands, [f"{number},000" for number in thousands])
+    axis.set_ylim(0, 1.02)
+    axis.set_xlabel("tokens of the text", color=INK.light)
+    axis.set_ylabel("right answers", color=INK.light)
+    style_axis(axis, "Questions about two facts in a novel that no training had")
+    axis.legend(frameon=False, fontsize=9)
+    figure.savefig(file, dpi=200)
+
+
+HEAD = """# Facts in a novel: results
+
+For readers who ask whether delegation works with a real model on text that is longer than the model can read.
+SmolLM2-135M answers bAbI's task 2 (two facts that support the answer) in *Emma*, a novel of no training. It was
+trained on one CPU core, by imitation alone, in contexts of at most 2,048 tokens. [Facts in a novel](novels.md) says
+what the strategies are, and how to train and evaluate them.
+
+`python -m studies novels` prints this page from `studies/novels/evidence`, and `--rerun delegating/seed0` trains and
+plays one cell. A column has one number for each seed. With this number of stories, differences below about .1 at
+4,000 tokens, and below .2 at 32,000, cannot be seen with one seed."""
+
+PREDICTED = "## Predictions"
+
+ACCURACY = """## Accuracy
+
+Right answers for each seed. Reports are those of clones, and memories after each part: the share that is exactly that
+of the expert, and the mean F1 of their statements, for each size that was played."""
+
+COST = """## Costs
+
+Means over stories and seeds, counted by the ledger and computed from the model's dimensions
+([Costs](evaluation.md#costs))."""
+
+PROVENANCE = "## Cells"
+
+TUNING = """## Tuning
+
+On the official training stories in *Persuasion*."""
+
+
+def stored() -> tuple[list[Cell], list[Cell]]:
+    """Return the reported cells and the log of tuning runs."""
+    tuning: list[Cell] = read_json(EVIDENCE / "tuning.json")
+    return cells_in(EVIDENCE), tuning
+
+
+STUDY = Study(
+    page_file=DOCS / "novels_results.md",
+    page=lambda: page(*stored()),
+    figures={DOCS / "novels.png": lambda file: draw(cells_in(EVIDENCE), file)} if cells_in(EVIDENCE) else {},
+    rerun=rerun,
+    cells="VARIANT/seedN, such as delegating/seed0",
+)

@@ -1,0 +1,125 @@
+"""The page on facts in a novel, on cells written by hand, and the configs of its cells."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from selfcest_env.graders.qa import Overlap
+from selfcest_eval.play.config import parse_study
+from selfcest_eval.play.results import ResultKey
+from selfcest_training.config_file import read_config
+from studies.novels.study import (
+    EVERY_SEED,
+    PREDICTIONS,
+    TUNED_ON,
+    VARIANTS,
+    _bound,
+    _compare,
+    _loses_at_most,
+    _share_of_path,
+    collect,
+    configure_play,
+    configure_training,
+    get_accuracy,
+    page,
+    rerun,
+)
+from studies.runner import Rerun
+
+COSTS = {"total_tokens": 900.0, "critical_path_tokens": 30.0, "flops": 3e12, "ideal_memory": 4e8}
+
+
+def make_cell(variant: str, seed: int, **strategies: dict[str, str]) -> dict[str, Any]:
+    path = 3000.0 if variant == "memory" else 30.0
+    return {
+        "experiment": "novels",
+        "arm": variant,
+        "seed": seed,
+        "config": "c0",
+        "version": "0",
+        "commit": "1234567890",
+        "cpu_seconds": 60.0,
+        "compute_tokens": 1200000,
+        "attempts": 1,
+        "strategies": {
+            strategy: {size: {"right": right, **COSTS, "critical_path_tokens": path} for size, right in sizes.items()}
+            for strategy, sizes in strategies.items()
+        },
+    }
+
+
+CELLS = [
+    make_cell("delegating", 0, delegate={"4k": "1110", "16k": "1100"}, bm25={"4k": "1000"}),
+    make_cell("delegating", 1, delegate={"4k": "1111", "16k": "1111"}),
+    make_cell("memory", 0, memory_agent={"4k": "1100"}),
+]
+
+
+def make_result(size: str, task: str, *, right: bool, style: str | None = None, exact: float | None = None) -> Any:
+    place = ResultKey("qa2", size, "out", "delegate", None, 0, task, style)  # type: ignore[arg-type]
+    reports = None if exact is None else Overlap(exact, exact, exact, exact)
+    costs = {"total_tokens": 100.0 if right else 300.0, "failed_episodes": 0.0}
+    return SimpleNamespace(place=place, grade=SimpleNamespace(correct=right), costs=costs, reports=reports)
+
+
+def test_right_answers_stand_in_the_order_of_the_stories_and_means_leave_out_what_is_missing() -> None:
+    results = [
+        make_result("4k", "b", right=False, exact=0.5),
+        make_result("4k", "a", right=True),
+        make_result("16k", "a", right=True, exact=1.0),
+        make_result("4k", "a", right=True, style="solve"),  # of an expert
+    ]
+    assert collect(results) == {
+        "delegate": {
+            "4k": {"right": "10", "total_tokens": 200.0, "report_exact": 0.5, "report_f1": 0.5},
+            "16k": {"right": "1", "total_tokens": 100.0, "report_exact": 1.0, "report_f1": 1.0},
+        }
+    }
+
+
+def test_predictions_are_judged_for_each_seed() -> None:
+    assert get_accuracy(CELLS, "delegate", "4k") == {0: 0.75, 1: 1.0}
+    assert _compare("delegate", "memory_agent", "4k")(CELLS) == [0.25], "the rival has one seed"
+    assert _compare("delegate", "memory_agent", "16k")(CELLS) is None
+    assert _bound("delegate", "16k", low=0.6)(CELLS) == pytest.approx([-0.1, 0.0])
+    assert _bound("delegate", "16k", low=0.5, high=0.9)(CELLS) == pytest.approx([0.0, -0.1])
+    assert _loses_at_most("delegate", 0.2, "4k", "16k")(CELLS) == pytest.approx([-0.05, 0.2])
+    assert _share_of_path("delegate", "memory_agent", "4k", 0.25)(CELLS) == pytest.approx([0.24])
+
+
+def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
+    text = page(CELLS, [])
+    assert "| `delegate` | 0.75 1.00 | 0.50 1.00 |" in text
+    assert "| `memory_agent` | 0.50 | – |" in text
+    assert "| `memory_agent` | 4k | 900 | 3,000 | 3.00 | 0.40 |" in text
+    assert "delegating/seed2, memory/seed1, memory/seed2, full_reader/seed0" in text
+    assert all(prediction in text for prediction in PREDICTIONS)
+    assert "not run yet" in page([], [])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cell_plays_the_strategies_of_its_policy(variant: str) -> None:
+    first = configure_play(variant, 0, "run")
+    assert parse_study(first).seeds == (0,)
+    assert f"runs/run/{variant}/seed{{seed}}/model" in str(first)
+    assert "runs/novels" not in str(first)
+    later = configure_play(variant, 2, "run")["strategies"].keys()
+    assert later == first["strategies"].keys() & set(EVERY_SEED)
+    tuned = configure_play(variant, 100, "run")
+    assert tuned["tasks"] == read_config(TUNED_ON)["tasks"]
+    assert [*configure_training(variant)["variants"]] == [variant]
+
+
+def test_every_strategy_belongs_to_one_cell() -> None:
+    played = [label for variant in VARIANTS for label in configure_play(variant, 0, "run")["strategies"]]
+    frontier = configure_play("delegating", 0, "run")
+    assert len(played) == len(set(played)) > len(frontier["strategies"])
+
+
+@pytest.mark.parametrize("name", ["delegating", "other/seed0", "memory/seedx"])
+def test_a_cell_that_is_not_there_is_refused(name: str, tmp_path: Any) -> None:
+    with pytest.raises(SystemExit, match="expected VARIANT/seedN with a variant of delegating, memory, full_reader"):
+        rerun(name, Rerun(tmp_path, tmp_path))
