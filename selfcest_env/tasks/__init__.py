@@ -20,7 +20,7 @@ SOURCES = Registry(
         "ledger_pairs": "selfcest_env.tasks.ledger_pairs:LedgerPairs",
         "priced_ledgers": "selfcest_env.tasks.priced_ledgers:PricedLedgers",
         "keyed_cells": "selfcest_env.tasks.keyed_cells:KeyedCells",
-        "witnesses": "selfcest_env.tasks.witnesses:Witnesses",
+        "offers": "selfcest_env.tasks.offers:Offers",
         "wide_tables": "selfcest_env.tasks.wide_tables:WideTables",
         "quote": "selfcest_env.tasks.quote:Quote",
         "mixture": "selfcest_env.tasks.mixture:Mixture",

@@ -8,12 +8,12 @@ from statistics import mean
 from typing import Any
 
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.tasks.witnesses import Witnesses, group_replies, look_up, parse
+from selfcest_env.tasks.offers import FoundOffer, find_best, look_up, parse
 from selfcest_env.types import Status
-from studies.stopping.rules import SequentialTest, count_replies
+from studies.stopping.rules import START, OfferSearch, SearchState
 
 MIN_GAP = 0.005  # of reward: below it the choice does not matter, and no decision is counted
-FAMILY = Witnesses()
+PRICE_UNIT = 0.002  # reward of a stated price of 1
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,14 @@ class Stopping:
     """One episode against the optimal rule.
 
     Attributes:
-        price: price of a clone in thousandths.
+        price: stated price of a clone.
         clones: number of clones.
         reward: team return.
         regret: sum over the root's turns of the optimal value before the turn minus the value of its action, with the
             optimal rule from then on. Its expected value is the optimal value minus the expected reward: it is the
             regret without the luck of the documents.
-        is_plurality: whether the answer is the plurality of the digits in the documents that were asked.
+        is_best: whether the answer is the key of the best offer in the documents that were asked; of equal ones the
+            first.
         agreed: for each choice that matters, whether the root chose as the optimal rule.
     """
 
@@ -35,65 +36,56 @@ class Stopping:
     clones: int
     reward: float
     regret: float
-    is_plurality: bool
+    is_best: bool
     agreed: tuple[bool, ...]
 
 
-def make_test(price: int) -> SequentialTest:
-    """Return the decision problem of a price in thousandths."""
-    return SequentialTest(price / 1000, FAMILY.witnesses, FAMILY.accuracy, FAMILY.digits)
+def make_search(price: int) -> OfferSearch:
+    """Return the decision problem of a stated price."""
+    return OfferSearch(price * PRICE_UNIT)
 
 
 def judge_episode(record: EpisodeRecord) -> Stopping:
-    """Judge an episode of the family `witnesses` with its default options.
+    """Judge an episode of the family `offers` with its default number of documents.
 
-    The evidence after a call is the digit in the document that the clone got, whatever the clone replied. So an error
-    of a clone or of the root counts as regret.
+    An offer is that in the document that the clone got, whatever the clone replied. So an error of a clone or of the
+    root counts as regret.
     """
     query = parse(record.task.prompt)
     if query is None:
-        raise ValueError(f"task {record.task.task_id} asks {record.task.prompt!r}; expected a question of witnesses")
-    test = make_test(query.price)
-    evidence: dict[str, str] = {}
+        raise ValueError(f"task {record.task.task_id} asks {record.task.prompt!r}; expected a question of offers")
+    search = make_search(query.price)
+    offers: list[FoundOffer] = []
+    state = START
     regret = 0.0
     agreed: list[bool] = []
     for turn in record.root.turns:
-        counts = count_replies("".join(evidence.values()), FAMILY.digits)
         if not turn.facts.children:  # an answer, or a refused call, which is free
             continue
         (clone,) = turn.facts.children
         keys = record.by_id[clone].shared_context
-        is_new = len(keys) == 1 and keys[0] not in evidence
+        is_new = len(keys) == 1 and keys[0] not in [offer.key for offer in offers]
         # A clone without a new document costs its price, and changes nothing.
-        value = test.value_of_going_on(counts) if is_new else test.optimal_value(counts) - test.price
-        regret += test.optimal_value(counts) - value
-        agreed += _compare(test, counts, goes_on=True)
+        value = search.value_of_going_on(state) if is_new else search.optimal_value(state) - search.price
+        regret += search.optimal_value(state) - value
+        agreed += _compare(search, state, goes_on=True)
         if is_new:
-            evidence[keys[0]] = look_up(record.task.context[keys[0]], query.field)
-    replies = "".join(evidence.values())
-    counts = count_replies(replies, FAMILY.digits)
-    answer = (record.answer or "") if record.root.status is Status.ANSWERED else ""
-    regret += test.optimal_value(counts) - _find_probability(test, replies, answer)
-    agreed += _compare(test, counts, goes_on=False)
-    is_plurality = bool(replies) and answer == group_replies(replies)[0]
-    return Stopping(query.price, record.cost.clones, record.team_return, regret, is_plurality, tuple(agreed))
+            offers.append(FoundOffer(keys[0], look_up(record.task.context[keys[0]], query.field)))
+            state = SearchState(len(offers), int(find_best(offers).digit))
+    answer = (record.answer or "").strip() if record.root.status is Status.ANSWERED else ""
+    taken = next((offer.digit for offer in offers if offer.key == answer), "0")
+    regret += search.optimal_value(state) - int(taken) / 10
+    agreed += _compare(search, state, goes_on=False)
+    is_best = bool(offers) and answer == find_best(offers).key
+    return Stopping(query.price, record.cost.clones, record.team_return, regret, is_best, tuple(agreed))
 
 
-def _compare(test: SequentialTest, counts: tuple[int, ...], *, goes_on: bool) -> list[bool]:
+def _compare(search: OfferSearch, state: SearchState, *, goes_on: bool) -> list[bool]:
     """Return whether a choice is the optimal one; empty where there is no choice, or where it does not matter."""
-    if not 0 < sum(counts) < test.witnesses:
+    if not 0 < state.asked < search.documents:
         return []
-    gap = test.value_of_going_on(counts) - test.value_of_stopping(counts)
+    gap = search.value_of_going_on(state) - search.value_of_stopping(state)
     return [(gap > 0) is goes_on] if abs(gap) >= MIN_GAP else []
-
-
-def _find_probability(test: SequentialTest, replies: str, answer: str) -> float:
-    """Return the probability that an answer is right; 0 for anything but a digit of the family."""
-    digits = [str(digit) for digit in range(test.digits)]
-    if answer not in digits:
-        return 0.0
-    posterior = test.compute_posterior(tuple(replies.count(digit) for digit in digits))
-    return posterior[digits.index(answer)]
 
 
 def describe(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
@@ -112,7 +104,7 @@ def _describe_price(judged: Sequence[Stopping]) -> dict[str, float]:
         "regret": round(mean(item.regret for item in judged), 5),
         "reward": round(mean(item.reward for item in judged), 4),
         "clones": round(mean(item.clones for item in judged), 3),
-        "plurality": round(mean(item.is_plurality for item in judged), 4),
+        "best": round(mean(item.is_best for item in judged), 4),
         "choices": len(agreed),
         "agreed": sum(agreed),
     }
