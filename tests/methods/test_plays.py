@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.prompt_variants import HermesClonesProtocol
 from selfcest_env.types import ROOT, Action, Answer, CloneRequest, Delegate, Limits, Outcome, Role, Status, Task
 from selfcest_env.views import Observation
 from selfcest_eval.play.config import StrategySpec, StudyConfig
@@ -45,6 +46,10 @@ from selfcest_methods.scale import Scale
 from selfcest_methods.thread_count import ThreadCount
 from selfcest_methods.turns import TurnExtension, TurnLimit
 from selfcest_training.config import EvalSet
+from selfcest_training.stages.base import TaskMenu
+from selfcest_training.stages.checks import check_menu
+from selfcest_training.stages.registry import make_task_sampler
+from selfcest_training.stages.rollout_batch import play_groups
 
 WORDS = WordCounter()
 LIMITS = Limits(total_tokens=6000, turn_tokens=80, reply_tokens=40, answer_reserve=8, max_turns=8, max_clones=40)
@@ -149,6 +154,75 @@ def test_the_policy_is_told_how_many_clones_it_may_use(threads: int) -> None:
 def test_more_threads_than_the_limits_allow_are_refused() -> None:
     with pytest.raises(ConfigError, match="limits.max_clones_per_call is 8, and the strategy needs at least 9"):
         ThreadCount(threads=9).check(PlayContext(LIMITS, 0.8, EXPERT, HERMES))
+
+
+@dataclass
+class SpawnPolicy:
+    """A softmax over numbers of clones for each number that the root's prompt states, trained by the policy gradient."""
+
+    rng: np.random.Generator
+    logits: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def say(self, observation: Observation) -> str:
+        if observation.role is Role.CLONE or observation.turn:
+            return "Answer: 10"
+        count = int(self.rng.choice(4, p=self.get_probabilities(self.read_number(observation))))
+        return HERMES.render(Delegate((CloneRequest("Add."),) * count)) if count else "Answer: 10"
+
+    @staticmethod
+    def read_number(observation: Observation) -> int:
+        lines = [line for line in read(observation).splitlines() if line.startswith("You may start")]
+        return int(next(word for word in lines[0].split() if word.isdigit())) if lines else 0
+
+    def get_probabilities(self, number: int) -> np.ndarray:
+        weights = np.exp(self.logits.setdefault(number, np.zeros(4)))
+        return np.asarray(weights / weights.sum())
+
+
+def train_with_counts(counts: Sequence[int], steps: int = 25) -> SpawnPolicy:
+    """Train a policy by the real sampler, where every clone halves the probability of a wrong answer."""
+    rng = np.random.default_rng(0)
+    policy = SpawnPolicy(rng)
+    player = ScriptedPlayer(Says(policy.say), lambda own: Rules(own, HermesClonesProtocol(), WORDS), codec=None)
+    sampler = make_task_sampler(PlugIn("thread_count", {"counts": list(counts)}), "rl")
+    menu = TaskMenu({"own": EXPERT}, {"own": 1.0}, 8, LIMITS)
+    for step in range(steps):
+        groups, _ = play_groups(
+            player, sampler.propose(step, 4, menu, rng), step=step, seed=0, temperature=1.0, weights={}
+        )
+        for group in groups:
+            clones = [episode.cost.clones for episode in group.episodes]
+            assert len({episode.limits.max_clones for episode in group.episodes}) == 1
+            returns = np.array([rng.random() < 1 - 0.5 ** (1 + count) for count in clones], dtype=float)
+            number = group.episodes[0].limits.max_clones or 0
+            assert max(clones) <= number
+            probabilities = policy.get_probabilities(number)
+            for episode, advantage in zip(group.episodes, returns - returns.mean(), strict=True):
+                # By the text, because a call above the number is refused and starts no clone.
+                action = HERMES.parse(episode.root.turns[0].generation.text)
+                choice = len(action.requests) if isinstance(action, Delegate) else 0
+                policy.logits[number] += advantage * (np.eye(4)[choice] - probabilities)
+    return policy
+
+
+def test_a_policy_that_was_trained_with_drawn_numbers_starts_more_clones_at_a_higher_number() -> None:
+    policy = train_with_counts([0, 1, 3])
+    means = [float(np.arange(4) @ policy.get_probabilities(number)) for number in (0, 1, 3)]
+    assert means[1] < 1.5 < 2 < means[2], means
+
+
+def test_numbers_that_cannot_be_right_are_refused() -> None:
+    for options, words in (
+        ({"counts": []}, r"counts is \[\]; expected a list that is not empty"),
+        ({"counts": [2, 2]}, r"counts is \[2, 2\]"),
+        ({"counts": [-1]}, r"counts\[0\] is -1"),
+        ({"counts": [1], "sampler": {"name": "knapsack"}}, "'knapsack' allocates rollouts.*depend on the max_clones"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make_task_sampler(PlugIn("thread_count", options), "rl")
+    sampler = make_task_sampler(PlugIn("thread_count", {"counts": [1, 41]}), "rl")
+    with pytest.raises(ConfigError, match="'thread_count' draws max_clones = 41, above limits.max_clones = 40"):
+        check_menu(sampler, TaskMenu({"own": EXPERT}, {"own": 1.0}, 8, LIMITS))
 
 
 # Deciding first

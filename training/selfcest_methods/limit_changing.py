@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
+
+import numpy as np
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import HasState, PlugIn, Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked
-from selfcest_training.stages.base import TaskMenu, TaskSampler
+from selfcest_env.types import Limits
+from selfcest_methods.knapsack import Knapsack
+from selfcest_training.config import override_limits
+from selfcest_training.stages.base import PlannedGroup, TaskMenu, TaskSampler
 from selfcest_training.stages.checks import check_menu
 from selfcest_training.stages.registry import make_task_sampler
 
@@ -83,3 +88,43 @@ class LimitChangingSampler(Stateful[Any]):
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         self.inner.observe(step, groups)
+
+
+class LimitDrawingSampler(LimitChangingSampler):
+    """Base of a task sampler that draws its limit for each group.
+
+    Raises:
+        ConfigError: an inner sampler sets the same limit, or allocates rollouts by success rates.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for name, sampler in self.inner_samplers():
+            # Its rates would be means over all draws, and never those of the limit that a group gets.
+            if isinstance(sampler, Knapsack):
+                raise ConfigError(
+                    f"the inner sampler '{name}' allocates rollouts by success rates, which depend on the "
+                    f"{self.changed_limit} that is drawn later; use one that gives every task group_size rollouts, "
+                    "such as mixture, dots, eva or scaler"
+                )
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Draw the limit of one group."""
+        raise NotImplementedError(f"{type(self).__name__} does not override draw")
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+        plans = self.inner.propose(step, num_tasks, menu, rng)
+        # One draw per group and not per episode, so that a group baseline compares episodes under equal limits.
+        return [replace(plan, limits=self.set_limit(plan.limits or menu.limits, self.draw(rng))) for plan in plans]
+
+    def set_limit(self, limits: Limits, value: int) -> Limits:
+        """Return the limits with this value of the changed limit. Raises `ConfigError` if they allow less."""
+        highest = getattr(limits, self.changed_limit)
+        if highest is not None and value > highest:
+            raise ConfigError(
+                f"task sampler '{self.name}' draws {self.changed_limit} = {value}, above limits.{self.changed_limit} = "
+                f"{highest}; raise the limit, or leave the value out"
+            )
+        return override_limits(limits, {self.changed_limit: value}, f"task sampler '{self.name}': limits")

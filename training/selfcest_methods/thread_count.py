@@ -1,21 +1,61 @@
-"""`thread_count` tells the policy how many clones it may start.
+"""`thread_count` tells the policy how many clones it may start: a task sampler for training, a strategy for play.
 
-Source: Adaptive Parallel Reasoning (Pan et al., arXiv 2504.15466, from a summary). In the paper demonstrations have
-exactly as many threads as the prompt says. Here the number is a limit, and an upper bound for a policy that was not
-trained with it. Details: docs/methods.md.
+Source: Adaptive Parallel Reasoning (Pan et al., arXiv 2504.15466) and its released code. There each demonstration states
+the number of its child threads, from 0 to 10, and RL states no number or always 10. Here RL draws a number for each
+group. The number is a limit, and the prompt format must show it (`terse_clones`, `hermes_clones`). With 0 the root
+works alone. Details: docs/methods.md.
 
-Expected effect: a policy that was trained for it spawns more clones at a higher number, and its accuracy rises.
+    max_clones ~ uniform over `counts`;   one draw per group
+
+Expected effect: a policy that was trained with drawn numbers spawns more clones at a higher number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import numpy as np
 
 from selfcest_env.stored import stored_as
-from selfcest_env.structure import Checked, Count
+from selfcest_env.structure import Checked, Count, Distinct, NotEmpty, Size
 from selfcest_env.text.prompt_variants import AddCloneLimit
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation
+from selfcest_methods.limit_changing import LimitChangingOptions, LimitDrawingSampler
+from selfcest_training.stages.base import TaskMenu
+
+
+@dataclass(frozen=True)
+class ThreadCountsOptions(LimitChangingOptions):
+    """Options in addition to those of `LimitChangingSampler`.
+
+    Attributes:
+        counts: numbers of clones of the whole tree, each as probable as the others.
+    """
+
+    counts: Annotated[tuple[Size, ...], NotEmpty(), Distinct()]
+
+
+class ThreadCounts(LimitDrawingSampler):
+    """A task sampler that draws `max_clones` for each group."""
+
+    name: ClassVar[str] = "thread_count"
+
+    Options = ThreadCountsOptions
+    options: ThreadCountsOptions
+
+    @property
+    def changed_limit(self) -> str:
+        return "max_clones"
+
+    def check_menu(self, menu: TaskMenu) -> None:
+        for count in self.options.counts:
+            self.set_limit(menu.limits, count)
+        super().check_menu(menu)
+
+    def draw(self, rng: np.random.Generator) -> int:
+        return self.options.counts[int(rng.integers(len(self.options.counts)))]
 
 
 @stored_as("selfcest_training.evaluation.thread_count:ThreadCount", threads="threads")
