@@ -113,7 +113,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "decision",
     }
     methods = {"branches", "critic", "gae", "wideseek"}
-    methods |= {"adora", "d3s", "downsampled", "frozen_clones", "hapo", "salt", "state_zero"}
+    methods |= {"adaptive_reward", "adora", "d3s", "downsampled", "frozen_clones", "hapo", "salt", "state_zero"}
     methods |= {"ccpo", "hierarchical_grpo", "rae", "sharp"}
     assert selfcest_training.credit.SCHEMES.builtins.keys() == core
     assert set(selfcest_training.credit.SCHEMES) == core | methods

@@ -133,8 +133,11 @@ def test_replays_are_judged_as_their_episode() -> None:
 def test_options_that_cannot_be_right_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_assigner("adaptive_reward", options, where="credit.options")
+
+
+def test_a_term_that_the_reward_lacks_is_named() -> None:
+    group = EpisodeGroup(task("t"), (episode("a", True), episode("f", True, limits=ALONE)))
     with pytest.raises(RewardError, match="term is 'right', but the reward has no such term"):
-        group = EpisodeGroup(task("t"), (episode("a", True), episode("f", True, limits=ALONE)))
         assign(AdaptiveReward(term="right"), group, {})
 
 

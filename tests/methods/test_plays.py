@@ -30,6 +30,7 @@ from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, PlayCo
 from selfcest_eval.stats.decision import read_outcome
 from selfcest_eval.stats.decision_table import ForcedTriple, find_forced_triples
 from selfcest_methods.bandit import Bandit, compute_reward
+from selfcest_methods.board import NoteBoard
 from selfcest_methods.decide_first import DecideFirst
 from selfcest_methods.deciding import find_word, subtract_costs
 from selfcest_methods.modes import Modes
@@ -158,7 +159,7 @@ def test_more_threads_than_the_limits_allow_are_refused() -> None:
 
 @dataclass
 class SpawnPolicy:
-    """A softmax over numbers of clones for each number that the root's prompt states, trained by the policy gradient."""
+    """A softmax over numbers of clones for each number in the root's prompt, trained by the policy gradient."""
 
     rng: np.random.Generator
     logits: dict[int, np.ndarray] = field(default_factory=dict)
@@ -223,6 +224,28 @@ def test_numbers_that_cannot_be_right_are_refused() -> None:
     sampler = make_task_sampler(PlugIn("thread_count", {"counts": [1, 41]}), "rl")
     with pytest.raises(ConfigError, match="'thread_count' draws max_clones = 41, above limits.max_clones = 40"):
         check_menu(sampler, TaskMenu({"own": EXPERT}, {"own": 1.0}, 8, LIMITS))
+
+
+# A board of notes
+
+
+def finds_once(observation: Observation) -> str:
+    """The root calls two clones in turn; a clone works for long unless a note tells it the number."""
+    if observation.role is Role.CLONE:
+        told = read(observation)
+        return "Answer: 10" if "the sum is 10" in told else "search " * 60 + "Answer: 10\npost: the sum is 10"
+    if len(observation.exchanges) < 2:
+        return HERMES.render(Delegate((CloneRequest("Add 2 and 3, then double it."),)))
+    return "Answer: 10"
+
+
+def test_a_note_spares_a_later_clone_the_work() -> None:
+    (plain,) = play(Strategy(), finds_once)
+    (noted,) = play(NoteBoard(), finds_once)
+    assert plain.answer == noted.answer == "10"
+    tokens = [[one.turns[0].facts.generated_tokens for one in record.agents[1:]] for record in (plain, noted)]
+    assert tokens[0][1] == tokens[0][0] > 60 > 5 > tokens[1][1], "the second clone had the note of the first"
+    assert noted.cost.total_tokens < plain.cost.total_tokens, "with the price of showing it"
 
 
 # Deciding first

@@ -494,6 +494,24 @@ def test_dots_draws_what_is_half_right_and_carries_it_over_to_neighbours() -> No
         assert other.estimate_rate(Bucket("b", 1)) == pytest.approx(rate, abs=1e-6)
 
 
+def test_fewer_groups_have_equal_returns_with_dots() -> None:
+    """Of four sizes one is always right, one always wrong, one mostly and one about half of the time."""
+    rates = {1: 1.0, 7: 0.9, 15: 0.5, 63: 0.0}
+    equal: dict[str, list[float]] = {"mixture": [], "dots": []}
+    for name, shares_of_equal in equal.items():
+        rng = np.random.default_rng(0)
+        sampler = make_task_sampler(PlugIn(name), "rl.task_sampler")
+        for step in range(20):
+            groups = []
+            for plan in checks.propose(sampler, step, 16, menu(a=tuple(rates)), rng):
+                size = int(plan.task.metadata["size"])
+                groups.append(played("a", list(rng.random(8) < rates[size]), size=size))
+            sampler.observe(step, groups)
+            returns = [{episode.team_return for episode in group.episodes} for group in groups]
+            shares_of_equal.append(sum(len(values) == 1 for values in returns) / len(returns))
+    assert np.mean(equal["dots"][5:]) < 0.5 * np.mean(equal["mixture"][5:]), equal
+
+
 def test_eva_draws_what_differs() -> None:
     groups = [played("same", [RIGHT] * 4), played("rare", [RIGHT] + [WRONG] * 3), played("even", [RIGHT, WRONG] * 2)]
     sources = menu(same=(1,), rare=(1,), even=(1,))

@@ -92,7 +92,7 @@ class AdaptiveReward(WrapperScheme):
     """The credit of another scheme, by default `grpo`, with lower returns for delegation that was not needed."""
 
     name: ClassVar[str] = "adaptive_reward"
-    formula: ClassVar[str] = "as `scheme`, with R - p^alpha * `term` for delegation; p: share right of those forced alone"
+    formula: ClassVar[str] = "as `scheme`, with R - p^alpha * `term` for delegation; p: share right when forced alone"
     source: ClassVar[str] = "APO of A2FM, Chen et al. 2025, arXiv 2510.12838"
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False

@@ -1,10 +1,11 @@
 """`board` lets clones leave notes for the later clones of the same parent.
 
-Source: Learning to Share (Fioresi et al., arXiv 2602.05965, from the abstract). In the paper teams that work side by
-side share a memory, and a trained controller admits entries. Here a note is shown when its whole call has joined, and
-the policy decides what it writes. Details: docs/methods.md.
+Source: Learning to Share (Fioresi et al., arXiv 2602.05965). Only the abstract could be read, and no code is released.
+In the paper teams that work side by side share a memory, and a controller, a model of its own, is trained to admit
+entries by their later use. Here a note is shown when its whole call has joined, and the policy decides what it writes.
+The controller is left out: notes are shown whole, so a use cannot be observed. Details: docs/methods.md.
 
-Expected effect: later calls repeat less work, and total tokens fall at equal accuracy.
+Expected effect: a later clone does not repeat work that a note tells, and total tokens fall at the same answer.
 """
 
 from __future__ import annotations

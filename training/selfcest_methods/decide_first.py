@@ -1,10 +1,11 @@
 """`decide_first` asks for the decision to delegate in an episode of its own.
 
-Source: AdaSearch (Lin et al., arXiv 2512.16883, from the abstract). In the paper the model decides whether to search,
-and answers from its weights if not. Here it decides whether to delegate, and sees the documents if not. The two stages
-of training are left out. Details: docs/methods.md.
+Source: AdaSearch (Lin et al., arXiv 2512.16883). Only the abstract could be read, and its repository has no code of the
+method. In the paper the model decides whether to search, and answers from its weights if not. Here it decides whether
+to delegate, and sees the documents if not. The two stages of training are left out, since the abstract does not state
+their rewards. Details: docs/methods.md.
 
-Expected effect: precision and recall of delegation rise over those of a policy that decides as it works.
+Expected effect: every task has one stated decision, which the play follows and which is scored against forced play.
 """
 
 from __future__ import annotations

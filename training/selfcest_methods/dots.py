@@ -1,14 +1,15 @@
 """`dots` draws tasks whose estimated success rate is near a target.
 
 Source: difficulty-targeted online data selection (arXiv 2506.05316). In the paper a task's rate is predicted from
-reference tasks by the similarity of embeddings. Here the reference tasks are those of earlier steps, and buckets are
-similar by their size. The paper's replay of rollouts is left out. Details: docs/methods.md.
+reference tasks by a learned attention over embeddings of prompts. The released one was trained on questions whose rates
+were known, which generated tasks have not. Here the reference tasks are those of earlier steps, and buckets are similar
+by their size. The paper's replay of rollouts is left out. Details: docs/methods.md.
 
     p(b) = (prior / 2 + sum_j a(b, j) s_j) / (prior + sum_j a(b, j) n_j)      over the buckets j seen so far
     a(b, j) = exp(-|log (1 + size_b) - log (1 + size_j)| / width) within a family, `across` between families
     P(task of bucket b) ~ exp(-|p(b) - target| / temperature)
 
-Expected effect: fewer groups have equal returns, and accuracy rises in fewer steps.
+Expected effect: fewer groups have equal returns.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """`hapo` takes the baseline over the tokens of a group, and scales each token's advantage by its entropy.
 
 Source: HAPO (Liu et al., arXiv 2509.16591), its token-level group average and advantage redistribution, by the released
-code. Its temperature and clipping by entropy are left out, and h has the sign of the paper's text. Details:
-docs/methods.md.
+code. h has the sign of the paper's text. Two parts are left out. A request has one temperature, which the learner
+applies too; the released code changes vLLM to sample by entropy. Clipping by entropy needs h in the loss, whose terms
+see one micro-batch; the released code computes h for each micro-batch, so its gradient depends on how a batch is cut.
+Details: docs/methods.md.
 
     A_k = (R_k - m) / (max(s, std_floor) + epsilon),   m, s: mean and std of R over all tokens of the group
     A_t = A_k (1 + beta h_t) if h_t <= 0 and |ratio_t - 1| < neutral,
           A_k (1 + beta h_t) if h_t > 0 and |ratio_t - 1| >= neutral (never without staleness),   else A_k
     h = ln H - its pivot quantile over all tokens of the step, divided on each side of 0 by its extreme: in [-1, 1]
 
-Expected effect: entropy falls more slowly than with `grpo`, and accuracy ends higher.
+Expected effect: entropy falls more slowly than without the redistribution (`beta: 0`).
 """
 
 from __future__ import annotations

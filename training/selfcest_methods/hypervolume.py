@@ -1,13 +1,14 @@
 """`hypervolume` raises the weights of reward terms after a step whose mean results enlarge the dominated volume.
 
 Source: hypervolume-guided weights (Lu et al., arXiv 2509.11452), by the released code. In the paper the points are of a
-validation set. Here they are of the rollouts, and every objective is relative to its reference. Details:
-docs/methods.md.
+validation set. Here they are of the rollouts, and every objective is relative to its reference. The paper's second
+method, weights by inner products of the objectives' gradients, is left out: it takes a backward pass for each objective
+before the update, and a schedule sees records only. Details: docs/methods.md.
 
     weight = terms[name] * (0.5 + 1.5 tanh(scale * dHV)),   dHV = HV(front and the step's point) - HV(front)
     a point has per objective its gain over `reference`, the mean over the step's episodes, at least 0
 
-Expected effect: the front of accuracy and cost moves out in both.
+Expected effect: after a step that moved the front, rewards weigh up to four times as much as after another one.
 """
 
 from __future__ import annotations

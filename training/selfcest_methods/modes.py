@@ -1,10 +1,10 @@
 """`modes` has the policy choose an instant, a reasoning or an agentic mode for every task.
 
 Source: A2FM (Chen et al., arXiv 2510.12838), with a fixed mode as in its released code. In the paper one turn names the
-mode and works in it. Here the choice is an episode of its own. The paper's training (APO) is left out. Details:
-docs/methods.md.
+mode and works in it. Here the choice is an episode of its own. The credit scheme `adaptive_reward` has the paper's
+training, for two modes. Details: docs/methods.md.
 
-Expected effect: easy tasks cost fewer tokens, and hard ones keep their accuracy.
+Expected effect: tasks for which the policy names a cheaper mode cost fewer tokens, with the same answer.
 """
 
 from __future__ import annotations

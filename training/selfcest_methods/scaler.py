@@ -2,7 +2,8 @@
 
 Source: SCALER (arXiv 2601.04809), its difficulty controller and environment curation, with the constants of the
 released code. In the paper a family that leaves is replaced by any other one, and active families have equal shares.
-Here it is replaced by a resting one, and the config's weights decide. Details: docs/methods.md.
+Here it is replaced by a resting one, and the config's weights decide. The paper's synthesis of families is left out: a
+large model writes generators and checkers, and their code is executed. Details: docs/methods.md.
 
     d <- clip(d + clip(gain * (accuracy - target), -max_move, max_move), 0, top)      after every round, per family
     accuracy = (1 - f) acc(floor d) + f acc(ceil d), f = d - floor d; a task is of level ceil d with probability f

@@ -1,7 +1,7 @@
 """`thread_count` tells the policy how many clones it may start: a task sampler for training, a strategy for play.
 
-Source: Adaptive Parallel Reasoning (Pan et al., arXiv 2504.15466) and its released code. There each demonstration states
-the number of its child threads, from 0 to 10, and RL states no number or always 10. Here RL draws a number for each
+Source: Adaptive Parallel Reasoning (Pan et al., arXiv 2504.15466) and its released code. There each demonstration
+states how many child threads it has per parent, and RL states no number or always 10. Here RL draws a number for each
 group. The number is a limit, and the prompt format must show it (`terse_clones`, `hermes_clones`). With 0 the root
 works alone. Details: docs/methods.md.
 

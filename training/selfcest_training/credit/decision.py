@@ -2,8 +2,8 @@
 
     the root's turn 0: A = mean of A_j over the episodes j of the group with the same decision;   all else is excluded
 
-Source: A2FM (arXiv 2510.12838) and AdaSearch (arXiv 2512.16883) train only a decision. The average over equal
-decisions is that of SALT (arXiv 2510.20022). Here the decision is a turn of the episode.
+Source: AdaSearch (arXiv 2512.16883) trains the decision apart from the solution. The average over equal decisions is
+that of SALT (arXiv 2510.20022). Here the decision is a turn of the episode.
 
 Bias: the gradient of all other turns is missing, by design. The average over equal decisions takes the chance of later
 turns out of the advantage. Degenerate cases: a group that decides alike gets the mean advantage of its scheme, which is
@@ -43,7 +43,7 @@ class Decision(WrapperScheme):
 
     name: ClassVar[str] = "decision"
     formula: ClassVar[str] = "the root's first turn: mean A of the episodes that decided alike; all else is excluded"
-    source: ClassVar[str] = "decision tokens as in A2FM and AdaSearch; averaging as in SALT, arXiv 2510.20022"
+    source: ClassVar[str] = "the decision apart, as in AdaSearch; averaging as in SALT, arXiv 2510.20022"
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
     default: ClassVar[str] = "rloo"
