@@ -53,19 +53,19 @@ def group_of(name: str, limits: Limits = LIMITS, count: int = 2, prefix: str = "
 def test_every_task_is_rolled_out_again_without_delegation_and_joined() -> None:
     tight = replace(LIMITS, total_tokens=90)
     free = [group_of("a"), group_of("b", tight), group_of("a", prefix="again")]
-    gate = ForcedAlone(rollouts=3)
-    first = filter_groups(gate, 0, free, 3, 1)
+    group_filter = ForcedAlone(rollouts=3)
+    first = filter_groups(group_filter, 0, free, 3, 1)
     asked = [PlannedGroup(task("a"), 3, ALONE), PlannedGroup(task("b"), 3, replace(tight, max_depth=0))]
     assert first.further_rollouts == (*asked, asked[0]), "under the budget of each group"
     forced = [group_of("b", replace(tight, max_depth=0), 3, "f"), *(group_of("a", ALONE, 3, p) for p in ("f", "g"))]
-    second = filter_groups(gate, 0, [*free, *forced], 3, 2)
+    second = filter_groups(group_filter, 0, [*free, *forced], 3, 2)
     assert not second.further_rollouts
     assert [[one.episode_id for one in group.episodes] for group in second.groups] == [
         ["ea0", "ea1", "fa0", "fa1", "fa2"],
         ["eb0", "eb1", "fb0", "fb1", "fb2"],
         ["againa0", "againa1", "ga0", "ga1", "ga2"],
     ]
-    lost = filter_groups(gate, 0, [*free, *forced[1:]], 3, 2)
+    lost = filter_groups(group_filter, 0, [*free, *forced[1:]], 3, 2)
     assert [len(group.episodes) for group in lost.groups] == [5, 2, 5], "forced rollouts of b were lost"
 
 
@@ -80,13 +80,13 @@ def test_limits_without_delegation_have_nothing_to_force() -> None:
 def test_delegation_loses_the_power_of_the_share_that_is_right_alone() -> None:
     free = [episode("d", True, delegates=True), episode("w", False, delegates=True), episode("s", True)]
     forced = [episode(f"f{k}", k > 0, limits=ALONE) for k in range(4)]
-    found = first_turns(AdaptiveReward(PlugIn("rloo")), EpisodeGroup(task("t"), (*free, *forced)))
+    advantages = first_turns(AdaptiveReward(PlugIn("rloo")), EpisodeGroup(task("t"), (*free, *forced)))
     returns = {"d": 1 - 0.75**2, "w": 0.0, "s": 1.0, "f0": 0.0, "f1": 1.0, "f2": 1.0, "f3": 1.0}
     mean = sum(returns.values()) / 7
-    assert found == pytest.approx({name: 7 / 6 * (value - mean) for name, value in returns.items()})
+    assert advantages == pytest.approx({name: 7 / 6 * (value - mean) for name, value in returns.items()})
     weighted = [replace(one, weights={"correct": 3.0}) for one in (*free, *forced)]
     tripled = first_turns(AdaptiveReward(PlugIn("rloo")), EpisodeGroup(task("t"), tuple(weighted)))
-    assert tripled == pytest.approx({name: 3 * value for name, value in found.items()})
+    assert tripled == pytest.approx({name: 3 * value for name, value in advantages.items()})
     credit = assign(AdaptiveReward(alpha=1.0), EpisodeGroup(task("t"), (*free, *forced)), {})
     assert credit.diagnostics == {"alone_rate": 0.75}
 
@@ -99,10 +99,10 @@ def test_the_figure_of_the_paper() -> None:
     free = [episode("agentic", 1, delegates=True), episode("instant", 1), episode("reasoning", 1, delegates=True)]
     alpha = np.log(0.2) / np.log(0.5)  # a half is right, and 1 becomes 0.8
     scheme = AdaptiveReward(PlugIn("grpo", {"std_floor": 0.0, "epsilon": 0.0}), alpha=float(alpha))
-    found = first_turns(scheme, EpisodeGroup(task("t"), (*others, *forced, *free)))
+    advantages = first_turns(scheme, EpisodeGroup(task("t"), (*others, *forced, *free)))
     population = np.sqrt(9 / 8)  # the figure divides by the std of the population
     for name, advantage in {"o0": 1.06, "o1": -1.10, "f1": 1.06, "agentic": 0.62, "instant": 1.06}.items():
-        assert population * found[name] == pytest.approx(advantage, abs=0.006)
+        assert population * advantages[name] == pytest.approx(advantage, abs=0.006)
 
 
 def test_without_forced_rollouts_it_is_the_inner_scheme() -> None:
@@ -150,7 +150,7 @@ RIGHT_DELEGATED = 0.95
 def learn(scheme: CreditAssigner, *, steps: int = 150) -> dict[str, float]:
     """Train the probability of delegation for two sizes of tasks by the real filter and scheme; return it."""
     rng = np.random.default_rng(0)
-    gate = ForcedAlone(rollouts=4)
+    group_filter = ForcedAlone(rollouts=4)
     logits = dict.fromkeys(RIGHT_ALONE, 0.0)
 
     def roll_out(size: str, count: int, limits: Limits, name: str) -> EpisodeGroup:
@@ -164,10 +164,10 @@ def learn(scheme: CreditAssigner, *, steps: int = 150) -> dict[str, float]:
 
     for step in range(steps):
         groups = [roll_out(size, 8, LIMITS, "free") for size in RIGHT_ALONE]
-        plans = filter_groups(gate, step, groups, 2, 1).further_rollouts
+        plans = filter_groups(group_filter, step, groups, 2, 1).further_rollouts
         assert all(plan.limits is not None for plan in plans)
         groups += [roll_out(plan.task.task_id, plan.num_rollouts, plan.limits or LIMITS, "forced") for plan in plans]
-        for group in filter_groups(gate, step, groups, 2, 2).groups:
+        for group in filter_groups(group_filter, step, groups, 2, 2).groups:
             size = group.task.task_id
             probability = 1 / (1 + np.exp(-logits[size]))
             advantages = first_turns(scheme, group)

@@ -13,6 +13,8 @@ Open in the source, and chosen here: p is of the cheap mode only (the notes disa
 rollouts; the deduction is from one term of the reward, so prices of tokens stay. A group without forced rollouts has
 the credit of `scheme`, and the metric `credit/alone_rate` is the mean of p over the others.
 
+In a config both are named: `rl: {group_filter: {name: forced_alone}, credit: {name: adaptive_reward}}`.
+
 Expected effect: without a price of tokens, the policy stops delegating the tasks that it solves alone, and no others.
 """
 
