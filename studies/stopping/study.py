@@ -246,8 +246,9 @@ PREDICTED = "## Predictions"
 REGRET = """## Stop regret
 
 Each turn is judged against the optimal rule from then on, given the documents that clones got. The sum over an episode
-is the regret without the luck of the draw. *Agreement* is the share of optimal choices, among those that matter by
-0.005 or more. ± is a 95 % interval over seeds (Student's t)."""
+is the regret without the luck of the draw. Policies play greedily, which makes the choices of the warm start arbitrary.
+*Agreement* is the share of optimal choices, among those that matter by 0.005 or more. ± is a 95 % interval over seeds
+(Student's t)."""
 
 PRICES = "## By price\n\nMean number of clones, and in brackets the stop regret."
 
