@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
-from selfcest_env.types import FinishReason
+from selfcest_env.types import FinishReason, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ class TokenRequest:
         max_new_tokens: maximum number of ids to generate, at least 1.
         seed: seed of this request's random stream. The order and the batch of requests therefore do not matter.
         temperature: divisor of the logits; 0 is greedy.
+        role: role of the agent. It matters only to an engine whose model has an adapter per role.
     """
 
     key: str
@@ -34,6 +35,7 @@ class TokenRequest:
     max_new_tokens: int
     seed: int
     temperature: float = 1.0
+    role: Role = Role.ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,14 @@ def merge_lora(model: PreTrainedModel) -> None:
         model.requires_grad_(True)
 
 
+def find_role_layers(model: nn.Module) -> list[LoraLinear]:
+    """Return the layers with an adapter per role; empty if the model has none or one for all agents."""
+    return [layer for layer in _find_layers(model).values() if Role.ROOT in layer.lora_A]
+
+
 def has_roles(model: nn.Module) -> bool:
     """Whether the model has an adapter per role."""
-    return any(Role.ROOT in layer.lora_A for layer in _find_layers(model).values())
+    return bool(find_role_layers(model))
 
 
 def parameters_by_role(model: nn.Module) -> dict[Role, list[nn.Parameter]]:

@@ -88,8 +88,9 @@ class EnginePolicy:
             name = str(request.key)
             self._pending[name] = request, block
             max_new_tokens = observation.max_new_tokens - len(request.start)
+            temperature = self._sampling.temperature
             token_requests.append(
-                TokenRequest(name, tuple(context), max_new_tokens, request.seed, self._sampling.temperature)
+                TokenRequest(name, tuple(context), max_new_tokens, request.seed, temperature, observation.role)
             )
         with self._converted_errors():
             self._engine.submit(token_requests)

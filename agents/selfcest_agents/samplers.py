@@ -1,7 +1,8 @@
 """Samplers: an engine, and the way in which it receives the trained weights.
 
 By default the engine samples from the learner's own model, without a copy. In float32 its log-probs are then those of
-the learner. Other engines (with another dtype, LoRA, vLLM) have their own weights, and every update is copied to them.
+the learner. Other engines (with another dtype, merged LoRA, vLLM) have their own weights, and every update is copied to
+them.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ class TransformersSampler(Checked):
 
     Attributes:
         dtype: dtype of a copy of the weights for sampling; `None` to sample from the learner's model without a copy.
-            With LoRA there is always a copy, into which the adapter is merged.
+        merge_lora: whether LoRA adapters are merged into copies of the weights, one for each adapter. If false, one
+            engine samples from the learner's model without a copy, and adds the adapter of each agent's role.
         max_batch_size: largest number of sequences that are decoded together. It bounds the cache.
         prefill_tokens: largest number of ids of one prefill pass, padding included.
         prefix_tokens: largest number of ids of finished contexts whose keys and values are kept for reuse; 0 for none.
@@ -165,6 +167,15 @@ class TransformersSampler(Checked):
     prefill_tokens: Count = 8192
     prefix_tokens: Size = 0
     draft_tokens: Size = 0
+    merge_lora: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.merge_lora and self.dtype is not None:
+            raise ConfigError(
+                f"merge_lora is false and dtype is {self.dtype}; expected no dtype, because the engine then samples "
+                "from the learner's own weights; set dtype to null, or merge_lora to true"
+            )
 
     @property
     def shared(self) -> bool:
@@ -180,7 +191,7 @@ class TransformersSampler(Checked):
         from selfcest_agents.lora import has_lora
         from selfcest_agents.transformers.engine import TransformersEngine
 
-        if model is not None and self.shared and not has_lora(model):
+        if model is not None and self.shared and not (self.merge_lora and has_lora(model)):
             is_shared = True
             sampled_model = model
         else:
@@ -264,7 +275,7 @@ def check_own_weights(
     """Raise `ConfigError` if the sampler would share this process's weights where it needs its own.
 
     Args:
-        spec: options of the sampler of a model without an adapter. With an adapter there is always a copy.
+        spec: options of the sampler, of a model without an adapter or with one that is not merged.
         place: config key of the block that holds `max_staleness`.
         max_staleness: number of steps that rollouts run ahead of the learner.
         on_cluster: whether workers of a cluster play.
@@ -280,4 +291,5 @@ def check_own_weights(
         reason = "the weights are trained on ranks of their own, and the sampler uses the weights of this process"
     else:
         return
-    raise ConfigError(f"{reason}; set sampler.options.dtype (as float32), so that the sampler has its own weights")
+    option = "dtype (as float32)" if getattr(spec, "merge_lora", True) else "merge_lora to true"
+    raise ConfigError(f"{reason}; set sampler.options.{option}, so that the sampler has its own weights")

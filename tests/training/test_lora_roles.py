@@ -84,6 +84,34 @@ def test_each_role_is_played_trained_written_and_read_with_its_own(warm: Job, tm
     assert isinstance(policy.load(0).sampler, Sampler)
 
 
+def test_without_a_merge_one_engine_samples_from_the_learner_s_own_model(warm: Job, tmp_path: Path) -> None:
+    sampler = {"name": "transformers", "options": {"merge_lora": False, "prefix_tokens": 1000}}
+    job = play(roles_config(warm, tmp_path, sampler=sampler))
+    assert isinstance(job.sampler, Sampler)
+    assert isinstance(job.sampler.engine, TransformersEngine)
+    assert job.sampler.engine._model is job.model
+    assert max(row["logprob_gap"] for row in rows(job)) < 1e-4, "trained with what it was sampled with"
+    assert min(row["clones"] for row in rows(job)) > 0
+    roots, clones = (AutoModelForCausalLM.from_pretrained(job.folder / name) for name in ("model", "model/clones"))
+    assert not torch.equal(numbers(clones), numbers(roots))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({f"{RL}__max_staleness": 1}, "the sampler uses the learner's own, changing weights"),
+        ({"cluster": {}, "workers": 1}, "the learner's own weights, which no rollout worker has"),
+    ],
+)
+def test_an_adapter_that_is_not_merged_is_sampled_in_one_process(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    sampler = {"name": "transformers", "options": {"merge_lora": False}}
+    spec = config(tmp_path, lora={"rank": 4, "alpha": 8}, sampler=sampler, **changes)
+    with pytest.raises(ConfigError, match=f"{words}; set sampler.options.merge_lora to true"):
+        Job(spec, JobId("delegating", 0), lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

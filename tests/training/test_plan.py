@@ -132,6 +132,22 @@ def test_adapters_per_role_train_twice_as_much_and_sample_from_two_copies(tmp_pa
     assert two["KV cache"] == 2 * one["KV cache"]
 
 
+def test_adapters_that_are_not_merged_need_no_copy_and_one_cache(tmp_path: Path) -> None:
+    config = replace(job_config(tmp_path), lora=replace(LORA, per_role=True))
+    shape = get_model_shape(config.model)
+    merged, added = (
+        parts_of(plan_processes(replace(config, sampler=sampler), "delegating", shape, passes=False)[0])
+        for sampler in (
+            PlugIn("transformers", {"prefix_tokens": 100}),
+            PlugIn("transformers", {"prefix_tokens": 100, "merge_lora": False}),
+        )
+    )
+    assert merged["copy of the weights"] == 2 * 4 * shape.parameters
+    assert "copy of the weights" not in added
+    assert merged["KV cache"] == 2 * added["KV cache"]
+    assert merged["prefix cache"] == added["prefix cache"], "each role has a store of its own"
+
+
 def test_a_token_in_the_cache_is_as_large_as_the_engines() -> None:
     options = {"hidden_size": 32, "num_heads": 4, "num_layers": 2}
     engine = TransformersEngine(build_tiny(TinyConfig(**options), 0), stop_ids=())

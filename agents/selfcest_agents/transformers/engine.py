@@ -18,6 +18,9 @@ The model can be the learner's own object or a copy, for example in another dtyp
 in both cases, and copies only tensors that are not the model's own. `poll` changes the mode of the model while it
 computes, so no other thread may use the model at the same time.
 
+With a LoRA adapter per role, each row is computed with the adapter of its agent's role (see `row_adapters`). Requests
+share rows and prefixes only with requests of the same role.
+
 On a CPU large linear layers compute with a packed copy of their weights, which is faster for few rows (see
 `packed_linear`).
 
@@ -45,11 +48,12 @@ from selfcest_agents.transformers.drafts import DraftTable
 from selfcest_agents.transformers.grouped_attention import IRREPLACEABLE, RaggedRows, use_grouped_attention
 from selfcest_agents.transformers.packed_linear import PackedLinears
 from selfcest_agents.transformers.prefix_store import PrefixStore
+from selfcest_agents.transformers.row_adapters import RowAdapters
 from selfcest_agents.transformers.sampling import draw, uniform_stream
 from selfcest_agents.transformers.slot_cache import SlotCache
 from selfcest_agents.weights import warn_of_slow_bfloat16
 from selfcest_env.errors import PolicyError
-from selfcest_env.types import FinishReason
+from selfcest_env.types import FinishReason, Role
 
 # A small prefill is almost as slow as a decoding step, so a few requests wait up to this many steps for further ones.
 PATIENCE_STEPS = 8
@@ -97,7 +101,7 @@ class _Sequence:
 
 
 _Row = list[_Sequence]
-"""Sequences with the same ids so far, the same temperature and the same policy version; never empty."""
+"""Sequences with the same ids so far, the same temperature, adapter and policy version; never empty."""
 
 
 class TransformersEngine:
@@ -112,8 +116,8 @@ class TransformersEngine:
         prefill_tokens: maximum number of ids of contexts that are prefilled together, including padding. A longer
             context is prefilled by itself. A context of more than `PREFILL_WIDTH` ids is computed in several passes, so
             that masks grow with its length and not with the square.
-        prefix_tokens: maximum number of ids of finished contexts whose keys and values are stored for reuse; 0 for
-            none. This is worth its cost for any model that is much larger than the tiny one.
+        prefix_tokens: maximum number of ids of finished contexts whose keys and values are stored for reuse, for each
+            adapter; 0 for none. This is worth its cost for any model that is much larger than the tiny one.
         draft_tokens: maximum number of ids that are guessed for a row and step; 0 for none. This is worth its cost
             where sequences resemble each other and a step takes about as long for a few rows as for many.
 
@@ -147,11 +151,12 @@ class TransformersEngine:
                 f"draft_tokens is {draft_tokens} and the model's attention is {attention!r}, which cannot compute rows "
                 "of different lengths; load the model with attn_implementation 'sdpa', or set draft_tokens to 0"
             )
-        self._prefixes = PrefixStore(prefix_tokens)
+        self._prefixes = {role: PrefixStore(prefix_tokens) for role in Role}
         self._drafts = DraftTable(draft_tokens, frozenset(stop_ids))
         self._policy_version = 0
         self._model = model
         self._linears = PackedLinears(model)
+        self._adapters = RowAdapters(model)
         self._stop_ids = frozenset(stop_ids)
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
@@ -171,9 +176,11 @@ class TransformersEngine:
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         self._policy_version = version
-        self._prefixes.clear()
+        for prefixes in self._prefixes.values():
+            prefixes.clear()
         self._drafts.clear()
         self._linears.clear()
+        self._adapters.clear()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """See `TrainableEngine`. Tensors of the model itself, as of a shared model, are not copied."""
@@ -235,6 +242,7 @@ class TransformersEngine:
             _evaluation_mode(self._model),
             use_grouped_attention(self._model, ragged=self._drafts.max_length > 0),
             self._linears.use(),
+            self._adapters.use(),
             torch.inference_mode(),
         ):
             yield
@@ -246,6 +254,7 @@ class TransformersEngine:
         with self._inference():
             for first in range(0, len(self._rows), rows_at_once):
                 rows = self._rows[first : first + rows_at_once]
+                self._adapters.select([self._get_role(row[0].request) for row in rows])
                 self._fill_cache(first, [tuple(row[0].ids[:-1]) for row in rows], [0] * len(rows))
 
     def _admit(self) -> None:
@@ -256,29 +265,36 @@ class TransformersEngine:
         if not num_admitted or not is_worthwhile:
             return
         self._steps_since_admission = 0
-        new_rows: dict[tuple[tuple[int, ...], float], _Row] = {}
+        new_rows: dict[tuple[tuple[int, ...], float, Role], _Row] = {}
         for _ in range(num_admitted):
             request = self._waiting.popleft()
             uniforms = uniform_stream(request.seed, request.max_new_tokens)
-            row = new_rows.setdefault((request.context_ids, request.temperature), [])
+            row = new_rows.setdefault((request.context_ids, request.temperature, self._get_role(request)), [])
             row.append(_Sequence(request, uniforms, self.policy_version, list(request.context_ids)))
         row_by_key = {row[0].request.key: row for row in new_rows.values()}
-        requests: Sequence[TokenRequest] = [row[0].request for row in new_rows.values()]
+        requests_by_role: dict[Role, list[TokenRequest]] = {}
         for row in new_rows.values():
             self._drafts.note(row[0].ids, 0)
-        while requests:
-            plan = plan_prefill(requests, self._prefixes)
-            for batch in plan.batches(self._prefill_tokens):
-                self._prefill(batch, plan.cached_prefixes)
-                self._rows += [row_by_key[request.key] for request in batch]
-            for slot, row in enumerate(self._rows):
-                if row[0].request.key in plan.shared_keys:
-                    self._store_prefix(slot, row[0].request.context_ids[:-1])
-            requests = plan.deferred
+            requests_by_role.setdefault(self._get_role(row[0].request), []).append(row[0].request)
+        for role, requests in requests_by_role.items():
+            while requests:
+                plan = plan_prefill(requests, self._prefixes[role])
+                for batch in plan.batches(self._prefill_tokens):
+                    self._adapters.select([role] * len(batch))
+                    self._prefill(batch, plan.cached_prefixes)
+                    self._rows += [row_by_key[request.key] for request in batch]
+                for slot, row in enumerate(self._rows):
+                    if row[0].request.key in plan.shared_keys:
+                        self._store_prefix(slot, role, row[0].request.context_ids[:-1])
+                requests = plan.deferred
 
-    def _store_prefix(self, slot: int, ids: tuple[int, ...]) -> None:
-        if self._prefixes.wants(ids):
-            self._prefixes.put(ids, self._cache.save(slot, len(ids)))
+    def _get_role(self, request: TokenRequest) -> Role:
+        """Return the role whose adapter computes a request; the root's if the model has no adapter per role."""
+        return self._adapters.get_role(request.role)
+
+    def _store_prefix(self, slot: int, role: Role, ids: tuple[int, ...]) -> None:
+        if self._prefixes[role].wants(ids):
+            self._prefixes[role].put(ids, self._cache.save(slot, len(ids)))
 
     def _prefill(self, requests: Sequence[TokenRequest], cached_prefixes: Mapping[str, CachedPrefix]) -> None:
         """Compute the cache of new slots behind the live rows, except for the cached prefixes."""
@@ -318,7 +334,9 @@ class TransformersEngine:
         counts = [1 + len(guess) for guess in guesses]
         ids = [[row[0].ids[-1], *guess] for row, guess in zip(self._rows, guesses, strict=True)]
         positions = [row[0].position for row in self._rows]
-        if max(counts) == 1:
+        is_ragged = max(counts) > 1
+        self._adapters.select([self._get_role(row[0].request) for row in self._rows], counts if is_ragged else None)
+        if not is_ragged:
             logits = self._forward(
                 0,
                 torch.tensor(ids, device=device),
@@ -386,7 +404,7 @@ class TransformersEngine:
                     deepest = sequence
             # A context that older weights have computed must not be reused with the current ones.
             if deepest is not None and deepest.policy_version == self.policy_version:
-                self._store_prefix(slot, tuple(deepest.ids[:-1]))
+                self._store_prefix(slot, self._get_role(deepest.request), tuple(deepest.ids[:-1]))
             for live_row in live_by_tokens.values():
                 self._drafts.note(live_row[0].ids, num_before)
             # The first tokens continue in this slot, and all others in new slots with a copy of the cache.

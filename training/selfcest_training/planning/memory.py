@@ -241,7 +241,7 @@ def _list_transformers_parts(
     engines = count_engines(config)
     token_size = cache_bytes_per_token(shape, dtype)
     parts = []
-    if options.dtype is not None or config.lora is not None or config.cluster is not None:
+    if not _shares_weights(config):
         parts.append(_weights_copy(shape, dtype, engines))
     if shape.device == "cpu":
         packed_size = engines * shape.linear_weights(MIN_WEIGHTS) * _DTYPE_BYTES[dtype]
@@ -251,7 +251,7 @@ def _list_transformers_parts(
     note = f"{slots} slots x {context_length} ids x {token_size:,} bytes, every context at its longest"
     parts.append(MemoryPart("KV cache", slots * context_length * token_size, note))
     if options.prefix_tokens:
-        size = engines * options.prefix_tokens * token_size
+        size = _count_adapters(config) * options.prefix_tokens * token_size
         parts.append(MemoryPart("prefix cache", size, f"prefix_tokens: {options.prefix_tokens:,} ids"))
     return tuple(parts), ("memory of a prefill while it runs",)
 
@@ -280,7 +280,7 @@ def sync_bytes(config: RunConfig, shape: ModelShape) -> int:
     name = config.sampler.name
     default_dtype = VllmOptions.dtype if name == "vllm" else None
     sampler_dtype = config.sampler.options.get("dtype", default_dtype)
-    if name == "transformers" and sampler_dtype is None and config.lora is None and config.cluster is None:
+    if _shares_weights(config):
         return 0
     # In one process the sampler casts the weights; with a cluster they are cast before they are sent.
     is_cast_before = config.cluster is not None and sampler_dtype is not None
@@ -289,8 +289,21 @@ def sync_bytes(config: RunConfig, shape: ModelShape) -> int:
 
 
 def count_engines(config: RunConfig) -> int:
-    """Count the engines of one sampler: one per role if each role has its own adapter."""
+    """Count the engines of one sampler: one for each adapter, unless one engine adds them to the learner's weights."""
+    return 1 if _shares_weights(config) else _count_adapters(config)
+
+
+def _count_adapters(config: RunConfig) -> int:
+    """Count the adapters that differ by role; 1 for a model without."""
     return len(Role) if config.lora is not None and config.lora.per_role else 1
+
+
+def _shares_weights(config: RunConfig) -> bool:
+    """Whether the sampler samples from the learner's own model."""
+    options = config.sampler.options
+    merges_lora = config.lora is not None and options.get("merge_lora", True)
+    has_copy = options.get("dtype") is not None or merges_lora or config.cluster is not None
+    return config.sampler.name == "transformers" and not has_copy
 
 
 def _weights_copy(shape: ModelShape, dtype: str, engines: int = 1) -> MemoryPart:

@@ -245,8 +245,10 @@ class Job:
         limits = config.limits_of(self.id.variant)
         if config.cluster is None:
             start = partial(self.sampler_spec.start, self.language, self.model)
-            by_role = config.lora is not None and config.lora.per_role
-            sampler = SamplerByRole({role: start() for role in Role}) if by_role else start()
+            first = start()
+            # A merged copy has one adapter; the learner's own model has those of both roles.
+            by_role = config.lora is not None and config.lora.per_role and not first.shared
+            sampler = SamplerByRole({Role.ROOT: first, Role.CLONE: start()}) if by_role else first
             return ModelPlayer(self.language, sampler, limits=limits, reward=self.reward)
         spec = WorkerSpec(config.model, config.sampler, config.reward, limits, torch.get_num_threads())
         # A sampler without this option uses the model's dtype.
@@ -554,8 +556,8 @@ def check_options(config: RunConfig, variant: str, sampler: SamplerSpec, ranks: 
     rl = config.variants[variant].rl
     cluster = config.cluster
     lora = config.lora
-    # With an adapter the sampler has weights of its own anyway: a copy into which the adapter is merged.
-    if lora is None:
+    # A merged adapter gives the sampler weights of its own anyway. Samplers without this option merge.
+    if lora is None or not getattr(sampler, "merge_lora", True):
         check_own_weights(
             sampler,
             f"variants.{variant}.rl",
@@ -563,7 +565,7 @@ def check_options(config: RunConfig, variant: str, sampler: SamplerSpec, ranks: 
             on_cluster=cluster is not None,
             on_ranks=ranks is not None,
         )
-    else:
+    if lora is not None:
         lora.check_roles(
             f"variants.{variant}.rl",
             on_cluster=cluster is not None,
