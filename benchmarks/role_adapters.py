@@ -97,21 +97,20 @@ def measure(variant: str, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", choices=VARIANTS, help="measure one variant only, in this process")
-    parser.add_argument("--requests", type=int, default=0, help="requests of both roles; 0 for a table")
+    parser.add_argument("--requests", type=int, default=8, help="requests of both roles in a round")
     arguments = parser.parse_args()
     if arguments.variant is not None:
         measure(arguments.variant, arguments.requests)
         return
-    print("requests  variant  memory MB  CPU ms per id  CPU ms per sync")
-    for count in [arguments.requests] if arguments.requests else [2, 8, 32]:
-        figures = []
-        for variant in VARIANTS:
-            command = [sys.executable, __file__, "--variant", variant, "--requests", str(count)]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            figures.append([float(figure) for figure in output.split()])
-            print(f"{count:8}  {variant:7}", "  ".join(f"{figure:10.1f}" for figure in figures[-1]), flush=True)
-        ratios = [added / merged for merged, added in zip(*figures, strict=True)]
-        print(f"{count:8}  added / merged", "  ".join(f"{ratio:.2f}" for ratio in ratios), flush=True)
+    print(f"{arguments.requests} requests: memory MB, CPU ms per id, CPU ms per sync")
+    figures = []
+    for variant in VARIANTS:
+        command = [sys.executable, __file__, "--variant", variant, "--requests", str(arguments.requests)]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        figures.append([float(figure) for figure in output.split()])
+        print(f"{variant:14}", "  ".join(f"{figure:.1f}" for figure in figures[-1]), flush=True)
+    ratios = [added / merged for merged, added in zip(*figures, strict=True)]
+    print("added / merged", "  ".join(f"{ratio:.2f}" for ratio in ratios))
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ def test_every_built_in_strategy_says_its_style() -> None:
         "v0_router": (),
         "oracle_decomposition": (Style.DELEGATE,), "always_delegates": (Style.DELEGATE,),
         "never_delegates": (Style.READ,), "turn_limit": (), "turn_extension": (), "thread_count": (),
-        "effort": (), "symphony_coord": (),
+        "effort": (), "symphony_coord": (), "atlas": (),
         "decide_first": (), "modes": (), "scale": (), "bandit": (), "planner": (), "playbook": (), "board": (),
         "bm25": (Style.DELEGATE,), "bm25_read": (Style.SOLVE,), "bm25_sentences": (Style.DELEGATE,),
         "oracle_documents": (Style.DELEGATE,),

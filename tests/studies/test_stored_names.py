@@ -40,6 +40,7 @@ from selfcest_eval.play.results import Result, ResultKey, Unplayable, parse_resu
 from selfcest_eval.play.strategies import STRATEGIES, Strategy, make_strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.stats.decision import Decisions, Means
+from selfcest_methods.atlas import Guidance, Memory
 from selfcest_methods.clpo import Clpo, TwinRequest
 from selfcest_methods.playbook import Bullet, Playbook
 from selfcest_training import config_file
@@ -93,6 +94,7 @@ STUDY: dict[str, Any] = {
         "effort": {"options": {"effort": 0.25}},
         "planner": {"options": {"rounds": 3, "workers": 2}},
         "playbook": {"options": {"file": "book.json"}},
+        "atlas": {"options": {"file": "memory.json", "min_uses": 5}},
         "board": {"options": {"posts": 5}},
         "memory_agent": {},
         "bm25": {"options": {"documents": 2, "hops": 2}},
@@ -103,6 +105,7 @@ STUDY: dict[str, Any] = {
     },
 }
 PLAYBOOK = Playbook((Bullet("root-1", "Add.", helpful=2),), added=1, tasks=("t",))
+MEMORY = Memory((Guidance("sum", "Add.", uses=2, successes=1),), tasks=("t",))
 # Digests of the keys of all results and episodes of a strategy and, after its name, of its perfect player's style.
 STUDY_KEYS = {
     "plain": "8dd7f2c52aa4c630",
@@ -136,6 +139,7 @@ STUDY_KEYS = {
     "effort": "815689b0ac3dc522",
     "planner": "3575043bf990b1c3",
     "playbook": "c28b79d1bb938388",
+    "atlas": "4916ac0307c52214",
     "board": "2e6c3a694665c0ee",
     "memory_agent": "39618872b8ae1ed1",
     "bm25": "6608bc285b9736ff",
@@ -174,6 +178,7 @@ def keys_of(study: Study) -> dict[str, str]:
 def test_keys_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("book.json").write_text(PLAYBOOK.to_json(), encoding="utf-8")
+    Path("memory.json").write_text(MEMORY.to_json(), encoding="utf-8")
     study = Study(parse_as(StudyConfig, STUDY))
     # The ledgers of this study do not state which documents they need, as `oracle_documents` requires.
     assert set(STUDY["strategies"]) == {*STRATEGIES, "outside"} - {"oracle_documents"}, (

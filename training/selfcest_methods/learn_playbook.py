@@ -1,6 +1,8 @@
-"""Learn a playbook on tasks that a study does not play, with a model that follows instructions.
+"""Learn a playbook, or the memory of `atlas`, on tasks that a study does not play.
 
-python -m selfcest_methods.learn_playbook STUDY.yaml --family FAMILY --playbook FILE.json
+python -m selfcest_methods.learn_playbook STUDY.yaml --family FAMILY --playbook FILE.json [--strategy atlas]
+
+The model must follow instructions.
 """
 
 from __future__ import annotations
@@ -31,14 +33,17 @@ from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.policies import make_policy
 from selfcest_eval.play.strategies import Instance, PlayContext
+from selfcest_methods.atlas import AtlasLearner, AtlasStep, Memory
 from selfcest_methods.playbook import Gold, LearningStep, Playbook, PlaybookLearner, get_task_identity
 from selfcest_training.families import TEST_FRACTION
 from selfcest_training.faults import format_error_line, get_exit_code
 from selfcest_training.files import replace_text
 
+STRATEGIES = ("playbook", "atlas")
+
 
 def learn_playbook(
-    study: Path, family: str, tasks: int, file: Path, max_bullets: int, gold: str, seed: int
+    study: Path, family: str, tasks: int, file: Path, max_bullets: int, gold: str, seed: int, strategy: str = "playbook"
 ) -> Iterator[str]:
     """Learn from tasks of a study's family, write the playbook after each one, and yield a line per task.
 
@@ -52,13 +57,16 @@ def learn_playbook(
         max_bullets: see `PlaybookLearner`.
         gold: see `PlaybookLearner`.
         seed: random seed of the tasks and of sampling.
+        strategy: strategy that the file is for, `playbook` or `atlas`.
 
     Raises:
         ConfigError: the study has no such family or no policy, or an option of the learner is wrong.
         TaskError: too few tasks are left that the study does not play.
     """
     config = load_study(study)
-    learner = PlaybookLearner(max_bullets, cast(Gold, gold))  # raises for another text
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"--strategy is {strategy}; expected one of {', '.join(STRATEGIES)}")
+    playbook_learner = PlaybookLearner(max_bullets, cast(Gold, gold))  # raises for another text
     if family not in config.tasks:
         raise ConfigError(f"--family is {family}; expected one of {', '.join(config.tasks)}")
     if config.policy is None:
@@ -68,29 +76,29 @@ def learn_playbook(
     drawn_tasks = draw_distinct_tasks(source, seed, tasks, find_played_tasks(config, family))
     instances = [Instance(task, stream_seed("playbook", seed, i)) for i, task in enumerate(drawn_tasks)]
     policy = make_policy(config.policy.name, config.policy.options, "policy")
-    playbook = Playbook.from_file(file) if file.exists() else Playbook()
+    learned: Playbook | Memory
+    if strategy == "atlas":
+        learned = Memory.from_file(file) if file.exists() else Memory()
+    else:
+        learned = Playbook.from_file(file) if file.exists() else Playbook()
     context = PlayContext(config.limits, config.temperature, source, policy.rules(config.limits).protocol)
     reward = make_reward(config.reward.name, **config.reward.options)
-    num_learned = sum(get_task_identity(task, source) in playbook.tasks for task in drawn_tasks)
+    num_learned = sum(get_task_identity(task, source) in learned.tasks for task in drawn_tasks)
     if num_learned:
         yield f"{num_learned} of {len(drawn_tasks)} tasks are in {file} and not played again"
     # The policy is loaded only if it is needed, because loading is slow.
     if num_learned == len(drawn_tasks):
         return
     with closing(policy.load(seed)) as player:
-        for step in learner.learn(instances, playbook, context, player, reward):
+        steps: Iterator[LearningStep] | Iterator[AtlasStep]
+        if isinstance(learned, Memory):
+            steps = AtlasLearner().learn(instances, learned, context, player, reward)
+        else:
+            steps = playbook_learner.learn(instances, learned, context, player, reward)
+        for step in steps:
             # The file is complete after every task, so that a stopped command loses one task at most.
-            replace_text(file, step.playbook.to_json())
-            yield _describe(step)
-
-
-def _describe(step: LearningStep) -> str:
-    """Return the progress line of a step."""
-    verdict = "right" if step.correct else "wrong"
-    bullets = f"{len(step.playbook.root)} for roots, {len(step.playbook.clone)} for clones"
-    displaced = f", {step.displaced} displaced" if step.displaced else ""
-    unread = f", could not read the {', '.join(step.unread)}" if step.unread else ""
-    return f"{step.task_id}: {verdict}, {step.tokens} tokens; {bullets}{displaced}{unread}"
+            replace_text(file, step.to_json())
+            yield step.describe()
 
 
 def find_played_tasks(config: StudyConfig, family: str) -> set[str]:
@@ -143,8 +151,9 @@ def main(
     max_bullets: Annotated[int, typer.Option(help="Largest number of bullets of a role.")] = 30,
     gold: Annotated[str, typer.Option(help="Truth that the reflector is told: none, verdict or answer.")] = "verdict",
     seed: Annotated[int, typer.Option(help="Random seed of the tasks and of sampling.", min=0)] = 0,
+    strategy: Annotated[str, typer.Option(help="Strategy that the file is for: playbook or atlas.")] = "playbook",
 ) -> None:
-    """Learn a playbook on tasks that the study does not play, for the strategy `playbook`.
+    """Learn a playbook on tasks that the study does not play, for the strategy `playbook`, or the memory of `atlas`.
 
     The command draws tasks from the training part of the family, which has four fifths of its instances. It leaves out
     tasks that the study plays. It writes the playbook after every task, and resumes from the file.
@@ -153,7 +162,7 @@ def main(
         raise ConfigError(f"--tasks is {tasks}; expected a whole number >= 1")
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"--playbook is {file}, whose folder does not exist; make the folder, or name another file")
-    for line in learn_playbook(study, family, tasks, file, max_bullets, gold, seed):
+    for line in learn_playbook(study, family, tasks, file, max_bullets, gold, seed, strategy):
         print(line, flush=True)
 
 

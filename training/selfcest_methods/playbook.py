@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -130,14 +130,7 @@ class Playbook(Checked):
         Raises:
             ConfigError: the file does not exist, is no playbook, or has bullets but no list of tasks.
         """
-        if not path.is_file():
-            raise ConfigError(f"the playbook {path} does not exist; make one with `{LEARN_COMMAND}`")
-        with report_read_errors(path):
-            text = path.read_text(encoding="utf-8")
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"the playbook {path} is no JSON: {error}; make one with `{LEARN_COMMAND}`") from error
+        values = read_learned_file(path, "playbook", LEARN_COMMAND)
         playbook = structure(values, cls, place=str(path))
         if (playbook.root or playbook.clone) and "tasks" not in values:
             raise ConfigError(
@@ -145,6 +138,27 @@ class Playbook(Checked):
                 f'with `{LEARN_COMMAND}`, or add "tasks": [] if it was learned from none'
             )
         return playbook
+
+
+def read_learned_file(path: Path, kind: str, command: str) -> Any:
+    """Return the JSON value of a file that a command has learned.
+
+    Args:
+        path: path of the file.
+        kind: word for its content, such as "playbook".
+        command: command that makes it.
+
+    Raises:
+        ConfigError: the file does not exist or is no JSON.
+    """
+    if not path.is_file():
+        raise ConfigError(f"the {kind} {path} does not exist; make one with `{command}`")
+    with report_read_errors(path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"the {kind} {path} is no JSON: {error}; make one with `{command}`") from error
 
 
 def _count_mark(bullet: Bullet, mark: Mark | None) -> Bullet:
@@ -191,17 +205,22 @@ class WithPlaybook(Strategy, Checked):
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         """Raise `ConfigError` if the playbook was learned from one of these tasks."""
-        for task in tasks:
-            if get_task_identity(task, source) in self.playbook.tasks:
-                raise ConfigError(
-                    f"the playbook {self.file} was learned from the task {task.task_id} that is to be played, "
-                    f"and may hold its answer; make another with `{LEARN_COMMAND}` and this study"
-                )
+        check_not_learned_from(self.file, self.playbook.tasks, tasks, source)
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         # A study checks its tasks before any work; a caller of `play` may not have a study.
         self.check_tasks([instance.task for instance in instances], context.source)
         return super().play(instances, context, player)
+
+
+def check_not_learned_from(file: str, learned: Collection[str], tasks: Sequence[Task], source: TaskSource) -> None:
+    """Raise `ConfigError` if a task is one of those, by identity, that the file was learned from."""
+    for task in tasks:
+        if get_task_identity(task, source) in learned:
+            raise ConfigError(
+                f"{file} was learned from the task {task.task_id} that is to be played, "
+                f"and may hold its answer; make another with `{LEARN_COMMAND}` and this study"
+            )
 
 
 def get_task_identity(task: Task, source: TaskSource) -> str:
@@ -262,6 +281,17 @@ class LearningStep:
     displaced: int
     unread: tuple[str, ...]
 
+    def to_json(self) -> str:
+        return self.playbook.to_json()
+
+    def describe(self) -> str:
+        """Return the progress line of the step."""
+        verdict = "right" if self.correct else "wrong"
+        bullets = f"{len(self.playbook.root)} for roots, {len(self.playbook.clone)} for clones"
+        displaced = f", {self.displaced} displaced" if self.displaced else ""
+        unread = f", could not read the {', '.join(self.unread)}" if self.unread else ""
+        return f"{self.task_id}: {verdict}, {self.tokens} tokens; {bullets}{displaced}{unread}"
+
 
 @dataclass(frozen=True)
 class _InstructedAgent(Monolithic):
@@ -320,19 +350,19 @@ class PlaybookLearner(Checked):
         if self.gold == "answer":
             observations["right answer"] = instance.task.answer
         observations["advice"] = playbook.texts_by_key()
-        reflector = self._ask(REFLECT, observations, instance, 1, context, player)
+        reflector = ask_agent(REFLECT, observations, instance, 1, context, player)
         records = [episode, reflector]
         unread = []
         new_playbook = playbook
-        reflection = _parse_answer(reflector, Reflection)
+        reflection = parse_json_answer(reflector, Reflection)
         if reflection is None:
             unread.append("reflector")
         else:
             new_playbook = playbook.with_marks(reflection.marks)
             lesson = {"lesson": reflection.lesson, "advice": new_playbook.texts_by_key()}
-            curator = self._ask(CURATE, lesson, instance, 2, context, player)
+            curator = ask_agent(CURATE, lesson, instance, 2, context, player)
             records.append(curator)
-            additions = _parse_answer(curator, Additions)
+            additions = parse_json_answer(curator, Additions)
             if additions is None:
                 unread.append("curator")
             new_playbook = new_playbook.with_additions(additions or (), self.max_bullets)
@@ -348,20 +378,28 @@ class PlaybookLearner(Checked):
             unread=tuple(unread),
         )
 
-    def _ask(
-        self,
-        instruction: str,
-        data: Mapping[str, object],
-        instance: Instance,
-        sample: int,
-        context: PlayContext,
-        player: Player,
-    ) -> EpisodeRecord:
-        """Play an episode of one agent. Its task is the data as JSON, and its prompt has the instruction."""
-        task = Task(f"{instance.task.task_id}.{sample}", json.dumps(data, ensure_ascii=False), "", "playbook")
-        agent = _InstructedAgent(instruction=instruction)
-        (record,) = agent.play_once([replace(instance, task=task)], [context.limits], sample, context, player)
-        return record
+
+def ask_agent(
+    instruction: str,
+    data: Mapping[str, object],
+    instance: Instance,
+    sample: int,
+    context: PlayContext,
+    player: Player,
+) -> EpisodeRecord:
+    """Play an episode of one agent. Its task is the data as JSON, and its prompt has the instruction.
+
+    Args:
+        instruction: the instruction.
+        data: the data.
+        instance: instance whose name and seed the episode has.
+        sample: number of the episode of this instance.
+        context, player: see `Strategy.play`.
+    """
+    task = Task(f"{instance.task.task_id}.{sample}", json.dumps(data, ensure_ascii=False), "", "playbook")
+    agent = _InstructedAgent(instruction=instruction)
+    (record,) = agent.play_once([replace(instance, task=task)], [context.limits], sample, context, player)
+    return record
 
 
 def _describe_agents(record: EpisodeRecord) -> list[dict[str, object]]:
@@ -378,7 +416,7 @@ def _describe_agents(record: EpisodeRecord) -> list[dict[str, object]]:
 _FENCED = re.compile(r"```[a-z]*\n(.*?)```", re.S | re.I)
 
 
-def _parse_answer(record: EpisodeRecord, kind: Any) -> Any:
+def parse_json_answer(record: EpisodeRecord, kind: Any) -> Any:
     """Return the JSON value of an episode's answer as a `kind`, or `None` if it has another form.
 
     Words or a fence may stand around the JSON.
