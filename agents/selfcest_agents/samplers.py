@@ -130,7 +130,7 @@ class SamplerSpec(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether the engine will sample from the learner's own model, if that has no LoRA adapter."""
+        """Whether the engine will sample from the learner's own model, unless a LoRA adapter is merged."""
         ...
 
     @property

@@ -24,6 +24,7 @@ from selfcest_env.views import Observation
 from selfcest_eval.play.config import load_study
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
+from selfcest_methods.atlas import Memory
 from selfcest_methods.learn_playbook import run as run_command
 from selfcest_methods.playbook import (
     HEADING,
@@ -348,6 +349,15 @@ def test_the_script_goes_on_where_it_stopped(script: Script, tmp_path: Path) -> 
     assert book.read_text() == learned
 
 
+def test_the_script_also_learns_the_memory_of_atlas(script: Script, tmp_path: Path) -> None:
+    arguments = ("--family", "range_sum", "--tasks", "2", "--strategy", "atlas")
+    code, out, _ = script(STUDY, *arguments)
+    assert (code, out.count(" tokens, paired; 0 entries")) == (0, 2)
+    book = tmp_path / "book.json"
+    assert len(Memory.from_file(book).tasks) == 2
+    assert script(STUDY, *arguments)[1] == f"2 of 2 tasks are in {book} and not played again\n"
+
+
 def test_the_script_learns_from_nothing_that_the_study_plays(script: Script, tmp_path: Path) -> None:
     rows = [{"question": f"What is {i} and {i}?", "answer": str(2 * i)} for i in range(30)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -371,6 +381,11 @@ def test_the_script_learns_from_nothing_that_the_study_plays(script: Script, tmp
         (STUDY, ("--family", "range_sum", "--tasks", "0"), "--tasks is 0; expected a whole number >= 1"),
         (STUDY, ("--family", "range_sum", "--max-bullets", "0"), "max_bullets is 0; expected a whole number >= 1"),
         (STUDY, ("--family", "range_sum", "--gold", "all"), "gold is 'all'; expected one of none, verdict, answer"),
+        (
+            STUDY,
+            ("--family", "range_sum", "--strategy", "board"),
+            "--strategy is board; expected one of playbook, atlas",
+        ),
         (STUDY, ("--family", "range_sum", "--playbook", "/none/x.json"), "whose folder does not exist"),
         (STUDY + "stategies: {}\n", ("--family", "range_sum"), "stategies"),
         (STUDY + "limits: {total_tokens: -1}\n", ("--family", "range_sum"), "total_tokens is -1"),

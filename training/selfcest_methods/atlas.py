@@ -306,7 +306,12 @@ class AtlasLearner:
     def learn(
         self, instances: Sequence[Instance], memory: Memory, context: PlayContext, player: Player, reward: Reward
     ) -> Iterator[AtlasStep]:
-        """Yield a step for each instance that the memory was not learned from yet, in order."""
+        """Yield a step for each instance that the memory was not learned from yet, in order.
+
+        Raises:
+            ConfigError: the context's limits do not allow the strategy's calls.
+        """
+        Atlas().check(context)
         for instance in instances:
             if get_task_identity(instance.task, context.source) not in memory.tasks:
                 step = self._learn_from(instance, memory, context, player, reward)
