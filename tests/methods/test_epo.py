@@ -12,7 +12,9 @@ import torch
 from test_job import config, play, rows
 from transformers import AutoModelForCausalLM
 
+from selfcest_env.graders import Grade
 from selfcest_env.process import ProcessStep, ProcessTerm
+from selfcest_env.record import EpisodeRecord
 from selfcest_env.structure import to_builtins
 from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import Answer, CloneRequest, Delegate, Role, Task
@@ -56,8 +58,15 @@ class StrategyMark(ProcessTerm):
         return [float(step.role is Role.ROOT and not step.past and "<call>a<" in step.text) for step in steps]
 
 
+@dataclass(frozen=True)
+class ActorIsRight:
+    """The outcome: a clone has the right answer, whatever the root makes of it."""
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return float(any(agent.reply == record.task.answer for agent in record.agents[1:]))
+
+
 def test_the_actor_is_right_more_often_although_only_the_strategist_has_learned(tmp_path: Path) -> None:
-    """The outcome weighs a fifth of the judge's mark of the first proposal."""
     demonstrated = {"share": 0.5, "styles": {"delegate": 1}}
     phase = {"tokens": 40000, "mix": dict.fromkeys(ANSWERS, demonstrated)}
     changes: dict[str, Any] = {
@@ -75,19 +84,20 @@ def test_the_actor_is_right_more_often_although_only_the_strategist_has_learned(
         # The attention of the tiny model computes no guesses.
         "sampler": {"name": RECIPE.sampler.name, "options": {**RECIPE.sampler.options, "draft_tokens": 0}},
         "reward": {"name": "correct", "options": {
-            "correct": {"weight": 0.2}, "mark": {"name": "test_epo:StrategyMark"}
+            "correct": None, "outcome": {"name": "test_epo:ActorIsRight"}, "mark": {"name": "test_epo:StrategyMark"}
         }},
         f"{WARM_START}__phases": [{**phase, "tokens": 2000}],
         f"{WARM_START}__pool_tokens": 1000,
         f"{RL}__credit": to_builtins(RECIPE.variants["delegating"].rl.credit),
-        f"{RL}__optimizer__learning_rate": 1e-2,
-        f"{RL}__steps": 8,
+        f"{RL}__optimizer__learning_rate": 4e-3,
+        f"{RL}__steps": 12,
     }  # fmt: skip
     job = play(config(tmp_path / "run", **changes))
-    correct = [row["correct"] for row in rows(job)]
-    assert 0.2 < correct[0] < 0.8, "the warm start proposes both strategies"
-    assert np.mean(correct[-2:]) > correct[0] + 0.2
-    assert np.mean([row["term/mark"] for row in rows(job)][-2:]) > 0.9
+    outcomes = [row["term/outcome"] for row in rows(job)]
+    marks = [row["term/mark"] for row in rows(job)]
+    assert 0.2 < np.mean(marks[:2]) < 0.7, "the warm start proposes both strategies"
+    assert np.mean(marks[-2:]) > 0.85
+    assert np.mean(outcomes[-2:]) > np.mean(outcomes[:2]) + 0.2
     start, roots, clones = (
         AutoModelForCausalLM.from_pretrained(job.folder / name).state_dict()
         for name in ("warmstart_model", "model", "model/clones")
