@@ -60,10 +60,10 @@ class StrategyMark(ProcessTerm):
 
 @dataclass(frozen=True)
 class ActorIsRight:
-    """The outcome: a clone has the right answer, whatever the root makes of it."""
+    """The outcome: a clone has the right answer, whatever the root makes of it. It weighs little beside the mark."""
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        return float(any(agent.reply == record.task.answer for agent in record.agents[1:]))
+        return 0.01 * any(agent.reply == record.task.answer for agent in record.agents[1:])
 
 
 def test_the_actor_is_right_more_often_although_only_the_strategist_has_learned(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_the_actor_is_right_more_often_although_only_the_strategist_has_learned(
         f"{WARM_START}__pool_tokens": 1000,
         f"{RL}__credit": to_builtins(RECIPE.variants["delegating"].rl.credit),
         f"{RL}__optimizer__learning_rate": 4e-3,
-        f"{RL}__steps": 12,
+        f"{RL}__steps": 9,
     }  # fmt: skip
     job = play(config(tmp_path / "run", **changes))
-    outcomes = [row["term/outcome"] for row in rows(job)]
+    outcomes = [100 * row["term/outcome"] for row in rows(job)]
     marks = [row["term/mark"] for row in rows(job)]
-    assert 0.2 < np.mean(marks[:2]) < 0.7, "the warm start proposes both strategies"
-    assert np.mean(marks[-2:]) > 0.85
-    assert np.mean(outcomes[-2:]) > np.mean(outcomes[:2]) + 0.2
+    assert 0.2 < marks[0] < 0.7, "the warm start proposes both strategies"
+    assert np.mean(marks[-3:]) > 0.85
+    assert np.mean(outcomes[-3:]) > outcomes[0] + 0.2
     start, roots, clones = (
         AutoModelForCausalLM.from_pretrained(job.folder / name).state_dict()
         for name in ("warmstart_model", "model", "model/clones")
