@@ -154,12 +154,12 @@ class TransformersSampler(Checked):
 
     Attributes:
         dtype: dtype of a copy of the weights for sampling; `None` to sample from the learner's model without a copy.
-        merge_lora: whether LoRA adapters are merged into copies of the weights, one for each adapter. If false, one
-            engine samples from the learner's model without a copy, and adds the adapter of each agent's role.
         max_batch_size: largest number of sequences that are decoded together. It bounds the cache.
         prefill_tokens: largest number of ids of one prefill pass, padding included.
         prefix_tokens: largest number of ids of finished contexts whose keys and values are kept for reuse; 0 for none.
         draft_tokens: largest number of ids that are guessed for a row and step; 0 for none.
+        merge_lora: whether LoRA adapters are merged into copies of the weights, one for each adapter. If false, one
+            engine samples from the learner's model without a copy, and adds the adapter of each agent's role.
     """
 
     dtype: Annotated[str, OneOf("float32", "bfloat16")] | None = None

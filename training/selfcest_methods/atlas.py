@@ -1,8 +1,8 @@
 """`atlas` has a student solve a task under a teacher, with guidance from a memory that earlier tasks have filled.
 
 Source: ATLAS (Jaglan and Barnes, arXiv 2511.01093), by its released runtime (Arc-Computer/atlas-sdk, commit 123ab40).
-As there, an entry of the memory is an instruction with a cue, which is looked for in the task. The outcomes of earlier
-tasks decide how much the teacher supervises:
+As there, an entry of the memory is an instruction with a cue, which is looked for in the task, and the outcomes of
+earlier tasks decide how much the teacher supervises:
 
     auto     the student works alone
     paired   the teacher checks the answer, and the student may answer once more, by the teacher's guidance
@@ -10,8 +10,9 @@ tasks decide how much the teacher supervises:
 
 With the success rate of the chosen entries, of at least `min_uses` uses, the mode is `auto` from `trusted` on, `coach`
 below `doubted`, and otherwise `paired`. In the code a model chooses the mode from past scores, and these two numbers
-are the limits of its confidence. A cue of the code may be a regular expression; here it is words, because nothing that
-a model wrote is executed. The code drops entries whose tasks earn less than others; here they only lose trust. Student
+are the limits of its confidence. A found cue chooses its entry; in the code it is only counted, and prompts hold a
+summary of all entries. A cue of the code may be a regular expression; here it is words, because nothing that a model
+wrote is executed. The code drops entries whose tasks earn less than others; here they only lose trust. Student
 and teacher are instructions to the same weights. Details: docs/methods.md.
 
 Expected effect: once guidance has worked on some tasks of a kind, further ones cost fewer tokens at equal accuracy,
