@@ -97,7 +97,7 @@ def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
     assert "| `memory_agent` | 4k | 900 | 3,000 | 3.00 | 0.40 |" in text
     assert "delegating/seed2, memory/seed1, memory/seed2, full_reader/seed0" in text
     assert all(prediction in text for prediction in PREDICTIONS)
-    assert "not run yet" in page([], [])
+    assert "Cells that have not been run yet: delegating/seed0" in page([], [])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
