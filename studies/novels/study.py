@@ -251,7 +251,7 @@ def _share_of_path(strategy: str, rival: str, size: str, share: float) -> Judged
     return judge
 
 
-# They were committed before the first reported cell was played.
+# None is stated yet. They must be committed before the first reported cell is played.
 PREDICTIONS: Mapping[str, Judged] = {}
 
 
@@ -305,7 +305,9 @@ PREDICTED = "## Predictions"
 ACCURACY = """## Accuracy
 
 Right answers for each seed. Reports are those of clones, and memories after each part: the share that is exactly that
-of the expert, and the mean F1 of their statements, for each size that was played."""
+of the expert, and the mean F1 of their statements, for each size that was played.
+
+![Accuracy by length](novels.png)"""
 
 COST = """## Costs
 

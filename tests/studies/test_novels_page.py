@@ -11,9 +11,9 @@ from selfcest_env.graders.qa import Overlap
 from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.results import ResultKey
 from selfcest_training.config_file import read_config
+from studies.novels import study
 from studies.novels.study import (
     EVERY_SEED,
-    PREDICTIONS,
     TUNED_ON,
     VARIANTS,
     _bound,
@@ -96,8 +96,18 @@ def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
     assert "| `memory_agent` | 0.50 | – |" in text
     assert "| `memory_agent` | 4k | 900 | 3,000 | 3.00 | 0.40 |" in text
     assert "delegating/seed2, memory/seed1, memory/seed2, full_reader/seed0" in text
-    assert all(prediction in text for prediction in PREDICTIONS)
     assert "Cells that have not been run yet: delegating/seed0" in page([], [])
+
+
+def test_the_page_judges_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictions = {"above": _bound("delegate", "4k", low=0.7), "below": _bound("delegate", "4k", high=0.9)}
+    predictions["missing"] = _compare("delegate", "memory_agent", "16k")
+    monkeypatch.setattr(study, "PREDICTIONS", predictions)
+    text = page(CELLS, [])
+    # 0.75 and 1.00 are right. A bound has the smaller of the distances to both of its ends as its margin.
+    assert "| above | 0.05 0.00 | held |" in text
+    assert "| below | 0.15 -0.10 | **failed** |" in text
+    assert "| missing | not run yet |  |" in text
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
