@@ -135,6 +135,8 @@ def test_a_learned_memory_goes_on_and_is_refused_for_its_own_tasks(tmp_path: Pat
     strategy = make_strategy("atlas", {"file": str(file)}, "strategies.atlas")
     with pytest.raises(ConfigError, match="was learned from the task t0 that is to be played"):
         strategy.check_tasks([replace(TASK, task_id="t0")], EXPERT)
+    with pytest.raises(ConfigError, match="make another with .* --strategy atlas"):
+        strategy.check_tasks([replace(TASK, task_id="t0")], EXPERT)
     assert strategy.recipe != Atlas().recipe
 
 
@@ -144,6 +146,9 @@ def test_files_and_options_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"entries": [{"cue": "", "text": "Add."}]}')
     with pytest.raises(ConfigError, match="entries.0"):
         Atlas(str(tmp_path / "bad.json")).check(CONTEXT)
+    (tmp_path / "origin.json").write_text('{"entries": [{"cue": "Add", "text": "Add."}]}')
+    with pytest.raises(ConfigError, match="has entries and no list of the tasks that it was learned from"):
+        Atlas(str(tmp_path / "origin.json")).check(CONTEXT)
     with pytest.raises(ConfigError, match="doubted is 0.9 and trusted is 0.5; expected trusted >= doubted"):
         Atlas(trusted=0.5, doubted=0.9)
 

@@ -48,6 +48,7 @@ from selfcest_methods.playbook import (
     read_learned_file,
 )
 
+_LEARN_MEMORY = f"{LEARN_COMMAND} --strategy atlas"
 _SOLVE = "Solve the task."
 _TEACH = "You teach and do not solve."
 Share = Annotated[float, AtLeast(0), AtMost(1)]
@@ -122,9 +123,19 @@ class Memory(Checked):
 
     @classmethod
     def from_file(cls, path: Path) -> Memory:
-        """Read a memory. Raises `ConfigError` if the file does not exist or is no memory."""
-        values = read_learned_file(path, "memory", f"{LEARN_COMMAND} --strategy atlas")
-        return structure(values, cls, place=str(path))
+        """Read a memory.
+
+        Raises:
+            ConfigError: the file does not exist, is no memory, or has entries but no list of tasks.
+        """
+        values = read_learned_file(path, "memory", _LEARN_MEMORY)
+        memory: Memory = structure(values, cls, place=str(path))
+        if memory.entries and "tasks" not in values:
+            raise ConfigError(
+                f"the memory {path} has entries and no list of the tasks that it was learned from; make it again "
+                f'with `{_LEARN_MEMORY}`, or add "tasks": [] if it was learned from none'
+            )
+        return memory
 
 
 @stored_as(
@@ -185,7 +196,7 @@ class Atlas(OrchestratedStrategy, Checked):
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         """Raise `ConfigError` if the memory was learned from one of these tasks."""
-        check_not_learned_from(self.file, self.memory.tasks, tasks, source)
+        check_not_learned_from(self.file, self.memory.tasks, tasks, source, _LEARN_MEMORY)
 
     def choose_mode(self, chosen: Sequence[Guidance]) -> Mode:
         """Return the mode for a task with these entries."""

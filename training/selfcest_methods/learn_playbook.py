@@ -45,15 +45,15 @@ STRATEGIES = ("playbook", "atlas")
 def learn_playbook(
     study: Path, family: str, tasks: int, file: Path, max_bullets: int, gold: str, seed: int, strategy: str = "playbook"
 ) -> Iterator[str]:
-    """Learn from tasks of a study's family, write the playbook after each one, and yield a line per task.
+    """Learn from tasks of a study's family, write the file after each one, and yield a line per task.
 
-    Tasks that the playbook in the file was learned from already are not played again.
+    Tasks that the file was learned from already are not played again.
 
     Args:
         study: YAML config of the study.
         family: task family of the study.
         tasks: number of tasks.
-        file: path of the playbook, which may exist already.
+        file: path of the playbook or memory, which may exist already.
         max_bullets: see `PlaybookLearner`.
         gold: see `PlaybookLearner`.
         seed: random seed of the tasks and of sampling.
@@ -146,17 +146,21 @@ def draw_distinct_tasks(source: TaskSource, seed: int, count: int, excluded: set
 def main(
     study: Annotated[Path, typer.Argument(help="YAML config of the study; its policy and limits are used.")],
     family: Annotated[str, typer.Option(help="Task family of the study to learn from.")],
-    file: Annotated[Path, typer.Option("--playbook", help="JSON file of the playbook; an existing one is extended.")],
+    file: Annotated[
+        Path, typer.Option("--playbook", help="JSON file of the playbook or memory; an existing one is extended.")
+    ],
     tasks: Annotated[int, typer.Option(help="Number of tasks to learn from.")] = 20,
-    max_bullets: Annotated[int, typer.Option(help="Largest number of bullets of a role.")] = 30,
-    gold: Annotated[str, typer.Option(help="Truth that the reflector is told: none, verdict or answer.")] = "verdict",
+    max_bullets: Annotated[int, typer.Option(help="Largest number of bullets of a role in a playbook.")] = 30,
+    gold: Annotated[
+        str, typer.Option(help="Truth that the reflector of a playbook is told: none, verdict or answer.")
+    ] = "verdict",
     seed: Annotated[int, typer.Option(help="Random seed of the tasks and of sampling.", min=0)] = 0,
     strategy: Annotated[str, typer.Option(help="Strategy that the file is for: playbook or atlas.")] = "playbook",
 ) -> None:
     """Learn a playbook on tasks that the study does not play, for the strategy `playbook`, or the memory of `atlas`.
 
     The command draws tasks from the training part of the family, which has four fifths of its instances. It leaves out
-    tasks that the study plays. It writes the playbook after every task, and resumes from the file.
+    tasks that the study plays. It writes the file after every task, and resumes from it.
     """
     if tasks < 1:
         raise ConfigError(f"--tasks is {tasks}; expected a whole number >= 1")

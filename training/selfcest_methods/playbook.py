@@ -205,7 +205,7 @@ class WithPlaybook(Strategy, Checked):
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         """Raise `ConfigError` if the playbook was learned from one of these tasks."""
-        check_not_learned_from(self.file, self.playbook.tasks, tasks, source)
+        check_not_learned_from(self.file, self.playbook.tasks, tasks, source, LEARN_COMMAND)
 
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         # A study checks its tasks before any work; a caller of `play` may not have a study.
@@ -213,13 +213,15 @@ class WithPlaybook(Strategy, Checked):
         return super().play(instances, context, player)
 
 
-def check_not_learned_from(file: str, learned: Collection[str], tasks: Sequence[Task], source: TaskSource) -> None:
-    """Raise `ConfigError` if a task is one of those, by identity, that the file was learned from."""
+def check_not_learned_from(
+    file: str, learned: Collection[str], tasks: Sequence[Task], source: TaskSource, command: str
+) -> None:
+    """Raise `ConfigError` if a task is one of those, by identity, that the file was learned from by the command."""
     for task in tasks:
         if get_task_identity(task, source) in learned:
             raise ConfigError(
                 f"{file} was learned from the task {task.task_id} that is to be played, "
-                f"and may hold its answer; make another with `{LEARN_COMMAND}` and this study"
+                f"and may hold its answer; make another with `{command}` and this study"
             )
 
 
