@@ -82,7 +82,8 @@ class Offers(Checked):
     Attributes:
         documents: number of documents, each with one offer for every field.
         fields: number of entries of a document.
-        prices: prices of a clone, of which one is drawn; the reward term `CloneCost(price=0.002, price_key="price")`.
+        prices: stated prices of a clone, of which one is drawn. `CloneCost(price=0.002, price_key="price")` subtracts
+            0.002 times the stated price from the reward for each clone.
     """
 
     name: ClassVar[str] = "offers"

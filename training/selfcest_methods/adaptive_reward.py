@@ -1,9 +1,9 @@
 """`forced_alone` adds rollouts without clones, and `adaptive_reward` pays delegation less where those are right.
 
-Source: Adaptive Policy Optimization (APO) of A2FM (Chen et al., arXiv 2510.12838). Its text could not be had, and its
-code is not released: this is built from Figure 3, which is, and from published notes on the paper for the formula. In
-the paper three modes are forced by a prefix, and the policy names its mode. Here the root is forced to work alone by
-`max_depth: 0`, and a free root has delegated if one of its calls was granted. Details: docs/methods.md.
+Source: Adaptive Policy Optimization (APO) of A2FM (Chen et al., arXiv 2510.12838). The text of the paper could not be
+had, and its code is not released. This is built from its Figure 3, and the formula is from published notes on the
+paper. In the paper three modes are forced by a prefix, and the policy names its mode. Here the root is forced to work
+alone by `max_depth: 0`, and a free root has delegated if one of its calls was granted. Details: docs/methods.md.
 
     p = share of the task's forced rollouts that are right
     R = return - p^alpha * (weighted value of `term`) for a free rollout that delegated;   R = return for all others
@@ -82,8 +82,7 @@ class AdaptiveRewardOptions(WrapperOptions):
 
     Attributes:
         term: reward term that is above 0 for a right episode, and that delegation can lose.
-        alpha: exponent of the success rate. The larger it is, the surer the policy must be alone before delegation
-            loses much.
+        alpha: exponent of the success rate. A larger exponent deducts less where forced rollouts are often wrong.
     """
 
     term: str = "correct"
