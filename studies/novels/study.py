@@ -76,7 +76,7 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     if not trained_by.exists():
         trained_by.write_text(name_commit(), encoding="utf-8")
     selfcest("train", "-c", str(training), "--resume", f"seeds=[{number}]", f"name={run}", "workers=1")
-    selfcest("evaluate", "-c", str(playing), "--resume")
+    selfcest("evaluate", "-c", str(playing), "--resume", f"name={run}")
     cell = {
         "experiment": "novels",
         "arm": variant,

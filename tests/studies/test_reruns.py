@@ -26,6 +26,7 @@ CELLS = {
     "gallery": ["episodes", "example"],
     "league": ["influence", "quartet/rloo"],
     "methods": ["methods_when/deciding/seed0", "sweep/seed0", "play"],
+    "novels": ["deciding/seed0"],
     "scaling": ["episodes", "curve", "results"],
     "stopping": ["stopping/deciding/seed0"],
     "when": ["when/deciding/seed0"],
@@ -72,9 +73,9 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
         else:
             shutil.copytree(example / "deciding" / "seed0" / "evaluation", Path("studies") / name)
 
-    methods = importlib.import_module("studies.methods.study")
-    for module in (trained, methods, importlib.import_module("studies.methods.play")):
-        monkeypatch.setattr(module, "selfcest", stand_in)
+    monkeypatch.setattr(trained, "selfcest", stand_in)
+    for module in ("methods.study", "methods.play", "novels.study"):
+        monkeypatch.setattr(importlib.import_module(f"studies.{module}"), "selfcest", stand_in)
     Path("runs/methods_budgets_seed0/every/seed0/model").mkdir(parents=True)
     Path("example").mkdir()
     shutil.copy(example / "config.yaml", "example")
@@ -82,6 +83,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
         "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
         "when": {"measure": lambda config, variant, results: {}},  # of priced ledgers, which the example has none of
         "stopping": {"measure": lambda config, variant, results: {}},  # likewise, of offers
+        "novels": {"VARIANTS": ("deciding",), "TRAINED": config},
         "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
     }
     for study, values in sizes.items():
