@@ -426,6 +426,7 @@ def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:
         make_options(tmp_path, part_tokens=2)
 
 
+@pytest.mark.slow
 def test_a_real_engine_is_timed(tmp_path: Path) -> None:
     """A batch takes one second here. Sequences of the embedded model may stop early."""
     seconds = iter(range(10**6))
