@@ -298,7 +298,7 @@ alone, in contexts of at most 2,048 tokens. [Facts in a novel](novels.md) says w
 
 `python -m studies novels` prints this page from `studies/novels/evidence`, and `--rerun delegating/seed0` trains and
 plays one cell. **No result yet**: on task 2, which needs two facts, the tuned policies do not pass the gate, .6 right
-at 4,000 tokens."""
+at 4,000 tokens. On task 1 clones do; their rivals are not trained."""
 
 PREDICTED = "## Predictions"
 
