@@ -160,35 +160,6 @@ class CloneCost:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """`weight` times the offer of the document that the answer names, if a clone was given only this document; else 0.
-
-    Source: in the search of Weitzman (1979, Econometrica 47(3)) an offer must be seen before it is taken. The metadata
-    `offers` of the task hold a digit for each document, and a digit counts as so many tenths.
-
-    Attributes:
-        weight: factor of the offer.
-
-    Raises:
-        RewardError: a task has no digit for each of its documents.
-    """
-
-    weight: float = 1.0
-
-    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        offers = record.task.metadata.get("offers")
-        keys = list(record.task.context)
-        if not isinstance(offers, str) or not offers.isdecimal() or len(offers) != len(keys):
-            raise RewardError(
-                f"the metadata 'offers' of task {record.task.task_id} of {record.task.source} is {offers!r}; expected "
-                f"a text with a digit for each of its {len(keys)} documents, as in tasks of offers"
-            )
-        key = (record.answer or "").strip()
-        is_seen = any(agent.shared_context == (key,) and not agent.absent for agent in record.agents)
-        return self.weight * int(offers[keys.index(key)]) / 10 if is_seen else 0.0
-
-
-@dataclass(frozen=True)
 class MalformedCost:
     """Minus `price` for every malformed turn of any agent.
 
@@ -333,7 +304,7 @@ TERMS = Registry(
         "score": "selfcest_env.reward:Score",
         "token_cost": "selfcest_env.reward:TokenCost",
         "clone_cost": "selfcest_env.reward:CloneCost",
-        "offer": "selfcest_env.reward:Offer",
+        "offer": "selfcest_env.tasks.offers:Offer",
         "malformed": "selfcest_env.reward:MalformedCost",
         "parallel": "selfcest_env.reward:Parallel",
         "finish": "selfcest_env.reward:Finish",

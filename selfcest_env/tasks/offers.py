@@ -26,6 +26,9 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
+from selfcest_env.errors import RewardError
+from selfcest_env.graders.grade import Grade
+from selfcest_env.record import EpisodeRecord
 from selfcest_env.structure import Between, Checked, Distinct, NotEmpty
 from selfcest_env.tasks.source import (
     GIVE_UP,
@@ -127,6 +130,35 @@ class Offers(Checked):
                 digit = look_up(document, query.field)
                 offers += [FoundOffer(key, digit)] if digit else []
         return Proposal(Answer(find_best(offers).key), write_state(offers, query)) if offers else GIVE_UP
+
+
+@dataclass(frozen=True)
+class Offer:
+    """`weight` times the offer of the document that the answer names, if a clone was given only this document; else 0.
+
+    Source: in the search of Weitzman (1979, Econometrica 47(3)) an offer must be seen before it is taken. The metadata
+    `offers` of the task hold a digit for each document, and a digit counts as so many tenths.
+
+    Attributes:
+        weight: factor of the offer.
+
+    Raises:
+        RewardError: a task has no digit for each of its documents.
+    """
+
+    weight: float = 1.0
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        offers = record.task.metadata.get("offers")
+        keys = list(record.task.context)
+        if not isinstance(offers, str) or not offers.isdecimal() or len(offers) != len(keys):
+            raise RewardError(
+                f"the metadata 'offers' of task {record.task.task_id} of {record.task.source} is {offers!r}; expected "
+                f"a text with a digit for each of its {len(keys)} documents, as in tasks of offers"
+            )
+        key = (record.answer or "").strip()
+        is_seen = any(agent.shared_context == (key,) and not agent.absent for agent in record.agents)
+        return self.weight * int(offers[keys.index(key)]) / 10 if is_seen else 0.0
 
 
 def look_up(document: str, field: str) -> str:

@@ -5,6 +5,7 @@ The page is a function of the stored cells. `--rerun stopping/seed0` trains and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -110,8 +111,9 @@ def get_mean(figures: Figures, name: str) -> float:
 
 
 def get_agreement(figures: Figures) -> float:
-    """Return the share of the choices that are those of the optimal rule, among those that matter."""
-    return sum(values["agreed"] for values in figures.values()) / sum(values["choices"] for values in figures.values())
+    """Return the share of the choices that are those of the optimal rule, among those that matter; nan without any."""
+    choices = sum(values["choices"] for values in figures.values())
+    return sum(values["agreed"] for values in figures.values()) / choices if choices else math.nan
 
 
 def get_regrets(cells: Sequence[Cell], eval_set: str, stage: str = "after") -> list[float]:

@@ -34,7 +34,7 @@ from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError
 from selfcest_env.reward import Reward
 from selfcest_env.stored import stored_as, to_stored
-from selfcest_env.structure import AtLeast, AtMost, Checked, Count, NotEmpty, Size, structure, to_builtins
+from selfcest_env.structure import Checked, Count, NotEmpty, Share, Size, to_builtins
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Action, Answer, Task
 from selfcest_eval.play.strategies import Instance, PlayContext
@@ -51,7 +51,6 @@ from selfcest_methods.playbook import (
 _LEARN_MEMORY = f"{LEARN_COMMAND} --strategy atlas"
 _SOLVE = "Solve the task."
 _TEACH = "You teach and do not solve."
-Share = Annotated[float, AtLeast(0), AtMost(1)]
 
 
 class Mode(StrEnum):
@@ -128,14 +127,7 @@ class Memory(Checked):
         Raises:
             ConfigError: the file does not exist, is no memory, or has entries but no list of tasks.
         """
-        values = read_learned_file(path, "memory", _LEARN_MEMORY)
-        memory: Memory = structure(values, cls, place=str(path))
-        if memory.entries and "tasks" not in values:
-            raise ConfigError(
-                f"the memory {path} has entries and no list of the tasks that it was learned from; make it again "
-                f'with `{_LEARN_MEMORY}`, or add "tasks": [] if it was learned from none'
-            )
-        return memory
+        return read_learned_file(path, cls, "memory", "entries", _LEARN_MEMORY)
 
 
 @stored_as(

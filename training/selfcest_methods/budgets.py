@@ -11,6 +11,7 @@ Expected effect: at every budget, one policy is as good as a policy that was tra
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -19,7 +20,6 @@ import numpy as np
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Count, Distinct
 from selfcest_methods.limit_changing import LimitChangingOptions, LimitDrawingSampler
-from selfcest_training.stages.base import TaskMenu
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,13 @@ class Budgets(LimitDrawingSampler):
     def changed_limit(self) -> str:
         return "total_tokens"
 
-    def check_menu(self, menu: TaskMenu) -> None:
-        for total in self.options.totals or self.options.between or ():
-            self.set_limit(menu.limits, total)
-        super().check_menu(menu)
+    @property
+    def values(self) -> Sequence[int]:
+        return self.options.totals or self.options.between or ()
 
     def draw(self, rng: np.random.Generator) -> int:
         if self.options.between is None:
-            return self.options.totals[int(rng.integers(len(self.options.totals)))]
+            return super().draw(rng)
         low, high = self.options.between
         # The logarithm of `high + 1` is excluded, and rounding could still reach it.
         return min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))

@@ -110,9 +110,19 @@ class LimitDrawingSampler(LimitChangingSampler):
                     "such as mixture, dots, eva or scaler"
                 )
 
+    @property
+    def values(self) -> Sequence[int]:
+        """The values that may be drawn, or the smallest and the largest one."""
+        raise NotImplementedError(f"{type(self).__name__} does not override values")
+
     def draw(self, rng: np.random.Generator) -> int:
         """Draw the limit of one group."""
-        raise NotImplementedError(f"{type(self).__name__} does not override draw")
+        return self.values[int(rng.integers(len(self.values)))]
+
+    def check_menu(self, menu: TaskMenu) -> None:
+        for value in self.values:
+            self.set_limit(menu.limits, value)
+        super().check_menu(menu)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         plans = self.inner.propose(step, num_tasks, menu, rng)

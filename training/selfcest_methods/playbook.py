@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError
@@ -31,6 +31,8 @@ from selfcest_env.text.prompt_variants import AddNote
 from selfcest_env.types import Role, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
 from selfcest_training.files import report_read_errors
+
+T = TypeVar("T")
 
 LEARN_COMMAND = "python -m selfcest_methods.learn_playbook"
 HEADING = "Advice from earlier tasks, which may be wrong:"
@@ -130,35 +132,38 @@ class Playbook(Checked):
         Raises:
             ConfigError: the file does not exist, is no playbook, or has bullets but no list of tasks.
         """
-        values = read_learned_file(path, "playbook", LEARN_COMMAND)
-        playbook = structure(values, cls, place=str(path))
-        if (playbook.root or playbook.clone) and "tasks" not in values:
-            raise ConfigError(
-                f"the playbook {path} has bullets and no list of the tasks that it was learned from; make it again "
-                f'with `{LEARN_COMMAND}`, or add "tasks": [] if it was learned from none'
-            )
-        return playbook
+        return read_learned_file(path, cls, "playbook", "bullets", LEARN_COMMAND)
 
 
-def read_learned_file(path: Path, kind: str, command: str) -> Any:
-    """Return the JSON value of a file that a command has learned.
+def read_learned_file(path: Path, kind: type[T], name: str, items: str, command: str) -> T:
+    """Read a file that a command has learned, a JSON object with lists of items and a list `tasks`.
 
     Args:
         path: path of the file.
-        kind: word for its content, such as "playbook".
+        kind: type of its content.
+        name: word for its content, such as "playbook".
+        items: word for its items, such as "bullets".
         command: command that makes it.
 
     Raises:
-        ConfigError: the file does not exist or is no JSON.
+        ConfigError: the file does not exist, is no `kind`, or has items but no list of the tasks that they are from.
     """
     if not path.is_file():
-        raise ConfigError(f"the {kind} {path} does not exist; make one with `{command}`")
+        raise ConfigError(f"the {name} {path} does not exist; make one with `{command}`")
     with report_read_errors(path):
         text = path.read_text(encoding="utf-8")
     try:
-        return json.loads(text)
+        values = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"the {kind} {path} is no JSON: {error}; make one with `{command}`") from error
+        raise ConfigError(f"the {name} {path} is no JSON: {error}; make one with `{command}`") from error
+    learned = structure(values, kind, place=str(path))
+    has_items = any(isinstance(value, list) and value for value in values.values())
+    if has_items and "tasks" not in values:
+        raise ConfigError(
+            f"the {name} {path} has {items} and no list of the tasks that it was learned from; make it again with "
+            f'`{command}`, or add "tasks": [] if it was learned from none'
+        )
+    return learned
 
 
 def _count_mark(bullet: Bullet, mark: Mark | None) -> Bullet:

@@ -12,10 +12,9 @@ Expected effect: a policy that was trained with drawn numbers spawns more clones
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
-
-import numpy as np
 
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, Distinct, NotEmpty, Size
@@ -23,7 +22,6 @@ from selfcest_env.text.prompt_variants import AddCloneLimit
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation
 from selfcest_methods.limit_changing import LimitChangingOptions, LimitDrawingSampler
-from selfcest_training.stages.base import TaskMenu
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,9 @@ class ThreadCounts(LimitDrawingSampler):
     def changed_limit(self) -> str:
         return "max_clones"
 
-    def check_menu(self, menu: TaskMenu) -> None:
-        for count in self.options.counts:
-            self.set_limit(menu.limits, count)
-        super().check_menu(menu)
-
-    def draw(self, rng: np.random.Generator) -> int:
-        return self.options.counts[int(rng.integers(len(self.options.counts)))]
+    @property
+    def values(self) -> Sequence[int]:
+        return self.options.counts
 
 
 @stored_as("selfcest_training.evaluation.thread_count:ThreadCount", threads="threads")
