@@ -1,14 +1,15 @@
-"""The page on facts in a novel: SmolLM2-135M with clones, with a memory and with retrieval, at 4,000 to 32,000 tokens.
+"""The page on facts in a novel: SmolLM2-135M with clones, with a memory and with retrieval, at 4,000 to 128,000 tokens.
 
-The page is a function of the stored cells. A cell is a variant of novels.yaml with one seed: its training, and every
-strategy of novels_frontier.yaml that plays with its policy. Seeds from 100 on play novels_gate.yaml instead, whose
-stories and novel no reported cell has.
+The page is a function of the stored cells. A cell is a variant of novels_gpu.yaml with one seed: its training, and
+every strategy of novels_frontier.yaml that plays with its policy. Seeds from 100 on play novels_gate.yaml instead,
+whose stories and novel no reported cell has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,6 +21,7 @@ from selfcest_env.palette import INK, SERIES
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Result, read_results
 from selfcest_training.config_file import read_config
+from selfcest_training.session import read_sessions, sum_gpu_seconds
 from studies.figures import style_axis
 from studies.runner import (
     CONFIGS,
@@ -42,13 +44,14 @@ from studies.runner import (
 from studies.trained import describe_training
 
 EVIDENCE = Path(__file__).parent / "evidence"
-TRAINED = CONFIGS / "novels.yaml"
+TRAINED = CONFIGS / "novels_gpu.yaml"
 PLAYED = CONFIGS / "novels_frontier.yaml"
 TUNED_ON = CONFIGS / "novels_gate.yaml"
 FIRST_TUNING_SEED = 100
 VARIANTS = ("delegating", "memory", "full_reader")
 EVERY_SEED = ("delegate", "memory_agent", "oracle_documents")  # the other strategies play with the policies of seed 0
-SIZES = ("4k", "16k", "32k")
+SIZES = ("4k", "16k", "32k", "128k")
+ONE_SEED = ("128k",)  # sizes that seed 0 alone plays
 COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
 
 
@@ -70,23 +73,28 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     folder = Path("runs") / run
     how.check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    training, playing, trained_by = folder / "cell.yaml", folder / "play.yaml", folder / "commit.txt"
+    training, trained_by = folder / "cell.yaml", folder / "commit.txt"
+    played = configure_play(variant, number, run)
     training.write_text(yaml.safe_dump(configure_training(variant)), encoding="utf-8")
-    playing.write_text(yaml.safe_dump(configure_play(variant, number, run)), encoding="utf-8")
     if not trained_by.exists():
         trained_by.write_text(name_commit(), encoding="utf-8")
     selfcest("train", "-c", str(training), "--resume", f"seeds=[{number}]", f"name={run}", "workers=1")
-    selfcest("evaluate", "-c", str(playing), "--resume", f"name={run}")
+
+    with ThreadPoolExecutor(how.workers) as pool:
+        results = [result for found in pool.map(play, split_by_size(played)) for result in found]
+    sessions = read_sessions(folder)
     cell = {
         "experiment": "novels",
         "arm": variant,
         "seed": number,
         "config": digest(configure_training(variant)),
-        "played": digest(configure_play(variant, number, run)),
+        "played": digest(played),
         "version": __version__,
         "commit": trained_by.read_text(encoding="utf-8"),
+        "gpus": sessions[-1]["gpus"],
+        "gpu_seconds": sum_gpu_seconds(sessions),
         **describe_training(folder / variant / seed),
-        "strategies": collect(read_results(Path("studies") / run / "results.jsonl", whole=True)),
+        "strategies": collect(results),
     }
     return [store_json(how.folder / f"{variant}_{seed}.json", cell)]
 
@@ -94,7 +102,8 @@ def rerun(name: str, how: Rerun) -> list[Path]:
 def configure_training(variant: str) -> dict[str, Any]:
     """Return the config that trains one variant."""
     config = read_config(TRAINED)
-    return {**config, "variants": {variant: config["variants"][variant]}}
+    spec = {key: value for key, value in config["variants"][variant].items() if key != "evaluated_on"}
+    return {**config, "variants": {variant: spec}, "evaluation": {"eval_sets": []}}  # strategies play it instead
 
 
 def configure_play(variant: str, seed: int, run: str) -> dict[str, Any]:
@@ -108,11 +117,43 @@ def configure_play(variant: str, seed: int, run: str) -> dict[str, Any]:
         if f"/{variant}/" in folder and is_played:
             strategies[label] = spec
     policy = f"runs/novels/{variant}/seed{{seed}}/model"
-    text = yaml.safe_dump(
-        {**config, "name": run, "seeds": [seed], "policy": policy, "strategies": strategies}, sort_keys=False
-    )
+    sizes = [each for each in config["eval_sets"] if each["size"] not in ONE_SEED or seed == 0]
+    changes = {"name": run, "seeds": [seed], "policy": policy, "strategies": strategies, "eval_sets": sizes}
+    text = yaml.safe_dump({**config, **changes}, sort_keys=False)
     moved: dict[str, Any] = yaml.safe_load(text.replace("runs/novels/", f"runs/{run}/"))
+    # A policy with a model of its own is computed as the others are.
+    trained = read_config(TRAINED)
+    for spec in moved["strategies"].values():
+        if isinstance(spec.get("policy"), dict):
+            options = spec["policy"]["options"]
+            options["model"]["options"] = {**trained["model"]["options"], **options["model"]["options"]}
+            options["sampler"]["options"]["dtype"] = trained["sampler"]["options"]["dtype"]
     return moved
+
+
+def split_by_size(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a config for each size, so that sizes can be played side by side, with the strategies that play it."""
+    configs = []
+    for eval_set in config["eval_sets"]:
+        family = eval_set["family"]
+        strategies = {
+            label: {key: value for key, value in spec.items() if key != "families"}
+            for label, spec in config["strategies"].items()
+            if family in spec.get("families", (family,))
+        }
+        if strategies:
+            name = f"{config['name']}_{eval_set['size']}"
+            configs.append({**config, "name": name, "strategies": strategies, "eval_sets": [eval_set]})
+    return configs
+
+
+def play(config: Mapping[str, Any]) -> list[Result]:
+    """Play a config that `split_by_size` has returned."""
+    name = config["name"]
+    file = Path("runs") / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    selfcest("evaluate", "-c", str(file), "--resume", f"name={name}")
+    return list(read_results(Path("studies") / name / "results.jsonl", whole=True))
 
 
 def collect(results: Iterable[Result]) -> dict[str, Any]:
@@ -171,7 +212,15 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     if PREDICTIONS:
         parts += [PREDICTED, _make_prediction_table(cells)]
     if cells:
-        parts += [ACCURACY, _make_accuracy_table(cells), COST, _make_cost_table(cells), PROVENANCE, provenance(cells)]
+        parts += [
+            ACCURACY,
+            _make_accuracy_table(cells),
+            COST,
+            _make_cost_table(cells),
+            PROVENANCE,
+            _name_devices(cells),
+            provenance(cells),
+        ]
     return joined([*filter(None, parts), TUNING, tuning_table(tuning, "right at 4,000 tokens")])
 
 
@@ -181,6 +230,13 @@ def _list_missing(cells: Sequence[Cell]) -> str:
     expected.append(("full_reader", 0))
     missing = [f"{variant}/seed{seed}" for variant, seed in expected if (variant, seed) not in stored]
     return f"*Cells that have not been run yet: {', '.join(missing)}.*" if missing else ""
+
+
+def _name_devices(cells: Sequence[Cell]) -> str:
+    devices = sorted({gpu for cell in cells for gpu in cell["gpus"]}) or ["a CPU"]
+    seconds = [cell["gpu_seconds"] for cell in cells if cell["gpus"] and cell["gpu_seconds"] is not None]
+    length = f", in {min(seconds):.0f} to {max(seconds):.0f} seconds each" if seconds else ""
+    return f"Policies were trained on {', '.join(devices)}{length}."
 
 
 def _make_accuracy_table(cells: Sequence[Cell]) -> str:

@@ -15,6 +15,7 @@ from studies.novels import study
 from studies.novels.study import (
     EVERY_SEED,
     PLAYED,
+    TRAINED,
     TUNED_ON,
     VARIANTS,
     _bound,
@@ -27,6 +28,7 @@ from studies.novels.study import (
     get_accuracy,
     page,
     rerun,
+    split_by_size,
 )
 from studies.runner import Rerun
 
@@ -43,6 +45,8 @@ def make_cell(variant: str, seed: int, **strategies: dict[str, str]) -> dict[str
         "version": "0",
         "commit": "1234567890",
         "cpu_seconds": 60.0,
+        "gpus": ["H100"],
+        "gpu_seconds": 50.0 + seed,
         "compute_tokens": 1200000,
         "attempts": 1,
         "strategies": {
@@ -97,6 +101,7 @@ def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
     assert "| `memory_agent` | 0.50 | – |" in text
     assert "| `memory_agent` | 4k | 900 | 3,000 | 3.00 | 0.40 |" in text
     assert "delegating/seed2, memory/seed1, memory/seed2, full_reader/seed0" in text
+    assert "Policies were trained on H100, in 50 to 51 seconds each." in text
     assert "Cells that have not been run yet: delegating/seed0" in page([], [])
 
 
@@ -122,6 +127,28 @@ def test_a_cell_plays_the_strategies_of_its_policy(variant: str) -> None:
     tuned = configure_play(variant, 100, "run")
     assert tuned["tasks"] == read_config(TUNED_ON)["tasks"]
     assert [*configure_training(variant)["variants"]] == [variant]
+
+
+def test_sizes_are_played_apart_each_with_the_strategies_that_play_it() -> None:
+    played = {config["name"]: config for config in split_by_size(configure_play("delegating", 0, "run"))}
+    assert list(played) == ["run_4k", "run_16k", "run_32k", "run_128k"]
+    assert "bm25_8" not in played["run_4k"]["strategies"]
+    assert "delegate" in played["run_4k"]["strategies"]
+    assert "delegate" not in played["run_128k"]["strategies"]
+    for config in played.values():
+        assert len(parse_study(config).eval_sets) == 1
+    later = [config["name"] for config in split_by_size(configure_play("memory", 1, "run"))]
+    assert later == ["run_4k", "run_16k", "run_32k"], "one seed plays 128,000 tokens"
+
+
+def test_a_policy_with_a_model_of_its_own_is_on_the_device_of_the_others() -> None:
+    options = configure_play("full_reader", 0, "run")["strategies"]["full_reader_scaled_not_fine_tuned"]["policy"][
+        "options"
+    ]
+    trained = read_config(TRAINED)
+    assert options["model"]["options"] == {**trained["model"]["options"], "rope_factor": 4}
+    assert options["sampler"]["options"]["dtype"] == trained["sampler"]["options"]["dtype"]
+    assert options["sampler"]["options"]["max_batch_size"] == 2
 
 
 def test_every_strategy_belongs_to_one_cell() -> None:

@@ -79,11 +79,17 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
     Path("runs/methods_budgets_seed0/every/seed0/model").mkdir(parents=True)
     Path("example").mkdir()
     shutil.copy(example / "config.yaml", "example")
+    played = tmp_path / "played.yaml"
+    policy = "runs/novels/deciding/seed{seed}/model"
+    eval_set = {"family": "priced", "size": "4k"}
+    played.write_text(
+        yaml.safe_dump({"policy": policy, "strategies": {"delegate": {}}, "eval_sets": [eval_set]}), encoding="utf-8"
+    )
     sizes: dict[str, dict[str, object]] = {
         "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
         "when": {"measure": lambda config, variant, results: {}},  # of priced ledgers, which the example has none of
         "stopping": {"measure": lambda config, variant, results: {}},  # likewise, of offers
-        "novels": {"VARIANTS": ("deciding",), "TRAINED": config},
+        "novels": {"VARIANTS": ("deciding",), "TRAINED": config, "PLAYED": played},
         "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
     }
     for study, values in sizes.items():

@@ -35,6 +35,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -481,14 +482,13 @@ class TransformersEngine:
             [ids, vocabulary] logits of every id of the first row, then of the second one, and so on.
         """
         device = self._model.device
-        counts = torch.tensor([len(row_ids) for row_ids in ids], device=device)
-        width = int(counts.max())
-        first_positions = torch.tensor(positions, device=device)
-        padded_positions = first_positions[:, None] + torch.arange(width, device=device)
-        is_id = torch.arange(width, device=device) < counts[:, None]
-        rows, _ = is_id.nonzero(as_tuple=True)
-        length = int((first_positions + counts).max())
-        flat_positions = padded_positions[is_id][None]
+        counts = [len(row_ids) for row_ids in ids]
+        width = max(counts)
+        rows = torch.tensor([row for row, count in enumerate(counts) for _ in range(count)], device=device)
+        columns = torch.tensor([column for count in counts for column in range(count)], device=device)
+        padded_positions = torch.tensor(positions, device=device)[:, None] + torch.arange(width, device=device)
+        length = max(map(add, positions, counts))
+        flat_positions = padded_positions[rows, columns][None]
         self._cache.prepare(slice(0, len(ids)), rows[None], flat_positions, length)
         output = self._model(
             input_ids=torch.tensor([[token for row_ids in ids for token in row_ids]], device=device),
@@ -496,7 +496,7 @@ class TransformersEngine:
             attention_mask=self._make_mask(padded_positions, length),
             past_key_values=self._cache,
             use_cache=True,
-            ragged_rows=RaggedRows(is_id),
+            ragged_rows=RaggedRows(len(ids), width, rows, columns),
         )
         logits: Tensor = output.logits
         return logits[0]

@@ -21,20 +21,27 @@ class RaggedRows:
     """Rows of different lengths that go through the model as one row, without padding.
 
     Attributes:
-        is_id: [rows, longest] True where a row has an id. The first row's ids come first, then those of the second.
+        num_rows: number of rows.
+        longest: number of ids of the longest row.
+        rows: [ids] row of each id. The first row's ids come first, then those of the second.
+        columns: [ids] place of each id in its row.
     """
 
-    is_id: torch.Tensor
+    # Indices, since a mask would make every layer wait for a GPU to count its ids.
+    num_rows: int
+    longest: int
+    rows: torch.Tensor
+    columns: torch.Tensor
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
         """Turn states [1, heads, ids, head_dim] into [rows, heads, longest, head_dim], with zeros as padding."""
-        padded = states.new_zeros(*self.is_id.shape, states.shape[1], states.shape[3])
-        padded[self.is_id] = states[0].transpose(0, 1)
+        padded = states.new_zeros(self.num_rows, self.longest, states.shape[1], states.shape[3])
+        padded[self.rows, self.columns] = states[0].transpose(0, 1)
         return padded.transpose(1, 2)
 
     def unpad(self, outputs: torch.Tensor) -> torch.Tensor:
         """Turn outputs [rows, longest, heads, head_dim] into [1, ids, heads, head_dim]."""
-        return outputs[self.is_id][None]
+        return outputs[self.rows, self.columns][None]
 
 
 def grouped_attention(
