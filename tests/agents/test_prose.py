@@ -164,14 +164,9 @@ def test_prompts_have_nothing_but_the_text(books: str) -> None:
     for task in source.tasks():
         record = play(source, task, Style.DELEGATE)
         for clone in record.agents[1:]:
-            (key,) = clone.shared_context
-            told = clone.objective.replace(task.prompt, "") + task.context[key]
-            thing = re.search(r"the ([a-z]+)\?", task.prompt)
-            assert thing is not None
-            # The objective depends on the question only.
+            # The objective is the same for each part.
             assert clone.objective == record.agents[1].objective
             assert not re.search(r"bathroom|bedroom|garden|hallway|kitchen|office", clone.objective)
-            assert thing[1] in told
         assert record.agents[0].turns[0].generation.text.count(task.answer) == 0
 
 

@@ -99,7 +99,7 @@ def test_a_memory_reads_part_after_part(tmp_path: Path) -> None:
         costs = costs_of(episodes, 1.0, in_series=strategy.ran_in_series(episodes))
         assert costs is not None
         assert costs["critical_path_tokens"] == costs["generated_tokens"]
-        assert costs["peak_context"] < 200
+        assert costs["peak_context"] < 220
 
 
 def test_a_memory_stays_within_its_budget_and_forgets_nothing_by_a_fault(tmp_path: Path) -> None:
