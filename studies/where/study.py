@@ -42,7 +42,12 @@ VARIANTS = {
     "reading_random": "a reader trained at random positions",
     "reading_tight": "a reader with a tighter window, which carries the sum",
 }
-# The experiment and the variant in it, for each variant of the page. The pairs of ledgers have no tables yet.
+PAIRS = {
+    "pairs_delegating": "a clone for each pair",
+    "pairs_once": "a reader that reads each ledger once",
+    "pairs_again": "a reader that reads both ledgers of each pair",
+}
+# The experiment and the variant in it, for each variant of the page.
 CELLS = {
     "delegating": ("where", "delegating"),
     "reading": ("where_full", "reading"),
@@ -50,7 +55,8 @@ CELLS = {
     "reading_random": ("where_random", "reading"),
     "reading_tight": ("where_tight", "reading"),
 }
-MAIN = ("where", "where_full", "where_random", "where_tight")
+PAIR_CELLS = {name: ("pairs", name) for name in PAIRS}
+EXPERIMENTS = ("where", "where_full", "where_random", "where_tight", "pairs")
 LEARNED = 0.9  # accuracy from which on the costs of a seed are compared
 NO_WINDOW = {"visible_context": "peak_context", "visible_token_steps": "kv_token_steps"}
 
@@ -78,9 +84,9 @@ def stored() -> tuple[list[Cell], list[Cell]]:
     return cells_in(EVIDENCE), tuning
 
 
-def group_by_variant(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+def group_by_variant(cells: Sequence[Cell], variants: Mapping[str, tuple[str, str]] = CELLS) -> dict[str, list[Cell]]:
     """Group cells by the name that the page gives their variant: another model makes another reader."""
-    groups = {name: of(cells, experiment).get(variant, []) for name, (experiment, variant) in CELLS.items()}
+    groups = {name: of(cells, experiment).get(variant, []) for name, (experiment, variant) in variants.items()}
     return {name: found for name, found in groups.items() if found}
 
 
@@ -110,15 +116,18 @@ def get_kept_keys(cell: Cell, size: str) -> float:
 
 def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/where.md`."""
-    variants = group_by_variant(cells)
-    parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), list_missing(cells, MAIN)]
+    variants, pairs = group_by_variant(cells), group_by_variant(cells, PAIR_CELLS)
+    parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), list_missing(cells, EXPERIMENTS)]
     if "delegating" in variants:
         for variant, text in RATIOS.items():
             if variant in variants:
                 parts += [text, _make_ratio_table(variants["delegating"], variants[variant])]
-    parts += [PREDICTED, _make_prediction_table(variants)]
+    parts += [PREDICTED, _make_prediction_table({**variants, **pairs})]
     if variants:
         parts += [ACCURACY, _make_accuracy_table(variants), COST, _make_cost_table(variants)]
+    if pairs:
+        parts += [PAIRS_TEXT, _make_accuracy_table(pairs), _make_cost_table(pairs)]
+    if cells:
         parts += [PROVENANCE, provenance(cells)]
     return joined([*filter(None, parts), TUNING, tuning_table(tuning)])
 
@@ -327,6 +336,12 @@ They are committed before the first reported seed, those of `reading_tight` when
 known."""
 
 ACCURACY = "## Accuracy"
+
+PAIRS_TEXT = """## Pairs of ledgers
+
+`*[1]C[2]E[3]A` asks in how many fields two of the ledgers agree, over all pairs of them, modulo 10. Each pair needs both
+texts at once. `pairs_delegating` gives each pair to a clone, `pairs_once` reads each ledger once and looks back,
+`pairs_again` reads both ledgers of each pair again. All see the first 64 and the last 160 tokens."""
 
 COST = """## Costs
 

@@ -74,6 +74,17 @@ def test_readers_of_different_models_are_not_mixed() -> None:
     }
 
 
+def test_pairs_of_ledgers_have_tables_of_their_own() -> None:
+    cells = [make_cell("where", "delegating", 0, 1.0, 10), make_cell("pairs", "pairs_once", 0, 0.25, 10)]
+    text = study.page(cells, [])
+    before, _, pairs = text.partition("## Pairs of ledgers")
+    assert "| delegating |" in before
+    assert "| pairs_once |" not in before
+    assert "| 1x16 | pairs_once | 0.25 |" in pairs
+    assert "pairs/pairs_once 1 2" in before
+    assert "## Pairs of ledgers" not in study.page(cells[:1], [])
+
+
 def test_a_model_without_a_window_sees_its_whole_context() -> None:
     cell = make_cell("where", "reading", 0, 1.0, 10)
     del cell["sizes"]["6x20"]["visible_context"]
