@@ -23,6 +23,7 @@ from selfcest_eval.play.results import read_results
 from selfcest_eval.stats.statistics import over_seeds
 from selfcest_training.config_file import read_config
 from studies.figures import style_axis
+from studies.methods.effort import judge_effort, make_effort_table, rerun_effort
 from studies.methods.play import make_table, rerun_play, summarize
 from studies.runner import (
     CONFIGS,
@@ -111,6 +112,11 @@ and shown to every agent, `only_B` under one of them. Each has {compute} M token
 `hidden` is `every` under the protocol that shows no budget, from a warm start of its own (`budgets_hidden.yaml`).
 Earned as above, 40 held-out instances a size, mean over sizes and seeds. The best of a column is bold; a policy under
 its own budget is in brackets. Then `every` less the others; the best of five is chosen by the same figures."""
+
+EFFORT = """### Effort or a budget
+
+`effort` of `methods/effort.yaml` is told a share of the usual tokens in percent and is not stopped there; `every` of
+`methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe."""
 
 PLAY = """### Strategies of play
 
@@ -409,6 +415,10 @@ def page(cells: Sequence[Cell], text: str) -> str:
         BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"),
         fold("By budget", budgets_table(seeds), distances_table(seeds)),
     ]
+    efforts = [read_json(file) for file in sorted(FOLDER.glob("effort-*.json"))]
+    if efforts:
+        parts += [EFFORT, evidence_line(efforts, "`--rerun effort/seed10`"), judge_effort(efforts)]
+        parts.append(fold("At every budget and effort", make_effort_table(efforts)))
     played = read_json(FOLDER / "play.json")
     families = played["families"]
     parts += [PLAY.format(**summarize(families)), evidence_line([played], "`--rerun play`"), make_table(families)]
@@ -596,9 +606,11 @@ PREDICTIONS = {
 
 
 def rerun_methods(name: str, how: Rerun) -> list[Path]:
-    """Play `sweep/seedN` or `play`, or train a cell."""
+    """Play `sweep/seedN`, `effort/seedN` or `play`, or train a cell."""
     if name == "play":
         return [rerun_play(how)]
+    if name.startswith("effort/seed"):
+        return [rerun_effort(int(name.removeprefix("effort/seed")), how)]
     if name.startswith("sweep/seed"):
         return [sweep(int(name.removeprefix("sweep/seed")), how)]
     return rerun(name, how)
@@ -609,5 +621,5 @@ STUDY = Study(
     page=lambda: page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")),
     figures={DOCS / "methods.png": lambda file: draw(cells_in(FOLDER), file)},
     rerun=rerun_methods,
-    cells="EXPERIMENT[/VARIANT]/seedN, sweep/seedN or play",
+    cells="EXPERIMENT[/VARIANT]/seedN, sweep/seedN, effort/seedN or play",
 )

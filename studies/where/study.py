@@ -339,8 +339,8 @@ ACCURACY = "## Accuracy"
 
 PAIRS_TEXT = """## Pairs of ledgers
 
-`*[1]C[2]E[3]A` asks in how many fields two of the ledgers agree, over all pairs of them, modulo 10. Each pair needs both
-texts at once. `pairs_delegating` gives each pair to a clone, `pairs_once` reads each ledger once and looks back,
+`*[1]C[2]E[3]A` asks in how many fields two of the ledgers agree, over all pairs of them, modulo 10. Each pair needs
+both texts at once. `pairs_delegating` gives each pair to a clone, `pairs_once` reads each ledger once and looks back,
 `pairs_again` reads both ledgers of each pair again. All see the first 64 and the last 160 tokens."""
 
 COST = """## Costs

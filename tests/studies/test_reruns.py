@@ -25,7 +25,7 @@ CELLS = {
     "credit_map": ["additive-4/broadcast"],
     "gallery": ["episodes", "example"],
     "league": ["influence", "quartet/rloo"],
-    "methods": ["methods_when/deciding/seed0", "sweep/seed0", "play"],
+    "methods": ["methods_when/deciding/seed0", "sweep/seed0", "effort/seed0", "play"],
     "novels": ["deciding/seed0"],
     "scaling": ["episodes", "curve", "results"],
     "stopping": ["stopping/deciding/seed0"],
@@ -74,7 +74,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
             shutil.copytree(example / "deciding" / "seed0" / "evaluation", Path("studies") / name)
 
     monkeypatch.setattr(trained, "selfcest", stand_in)
-    for module in ("methods.study", "methods.play", "novels.study"):
+    for module in ("methods.study", "methods.play", "methods.effort", "novels.study"):
         monkeypatch.setattr(importlib.import_module(f"studies.{module}"), "selfcest", stand_in)
     Path("runs/methods_budgets_seed0/every/seed0/model").mkdir(parents=True)
     Path("example").mkdir()
