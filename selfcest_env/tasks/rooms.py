@@ -2,14 +2,14 @@
 
 Task 1 asks where a person is, task 6 whether a person is in a room, task 2 where a thing is, task 3 where it was before
 another room. The expert extracts from each part of a story the last room of a person. For a thing it copies all
-statements, as a small model learns to copy sooner than to select by the thing. It infers the answer from all parts.
+statements, whatever the thing, and follows the thing through the copies.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from selfcest_env.tasks.source import (
     GIVE_UP,
@@ -82,18 +82,22 @@ def propose(observation: Observation, style: Style) -> Proposal:
     seen = documents_in_sight(observation)
     question = _match_question(observation.brief.text, _PART_QUESTIONS)
     if question is not None:
-        return Proposal(Answer(_summarise(question, " ".join(seen.values())))) if seen else GIVE_UP
+        return Proposal(Answer(_report(question, " ".join(seen.values())))) if seen else GIVE_UP
     question = _match_question(observation.brief.text, _QUESTIONS)
     if question is None:
         return GIVE_UP
     call = find_last_call(observation)
-    if call and all(_is_summary(question, reply.text or "") for reply in call.replies):
+    if call and all(_is_report(question, reply.text or "") for reply in call.replies):
         return _conclude(question, [reply.text or "" for reply in call.replies])
     keys = observation.brief.keys
     missing = tuple(key for key in keys if key not in seen)
     if not missing:
         texts = [seen[key] for key in keys] or list(seen.values())
-        return _conclude(question, [_summarise(question, text) for text in texts])
+        reports = [_report(question, text) for text in texts]
+        proposal = _conclude(question, reports)
+        # A reader copies the statements as well, before it follows the thing.
+        copied = " ".join(report for report in reports if report != NOTHING) if "thing" in question else ""
+        return replace(proposal, thought=f"{copied}\n{proposal.thought}") if copied else proposal
     objective = _PERSON_IN_PART.format(question["person"]) if "person" in question else _ALL_IN_PART
     # Whether an action is possible, and the action; the preferred one first.
     options: list[tuple[bool, Action]] = [
@@ -131,7 +135,7 @@ def remember(question: str, memory: str, text: str) -> Proposal:
     asked = _match_question(question, _QUESTIONS)
     if asked is None:
         return GIVE_UP
-    summary = _summarise(asked, text)
+    summary = _report(asked, text)
     if "person" in asked:
         return Proposal(Answer(memory if summary == NOWHERE else summary), summary)
     world = _World.read(memory)
@@ -164,7 +168,7 @@ def _find_events(text: str) -> list[Event]:
     return events
 
 
-def _summarise(question: dict[str, str], text: str) -> str:
+def _report(question: dict[str, str], text: str) -> str:
     """Return the room of a person at the end of a text, or the statements in it, in the form of a clone's reply."""
     if "person" in question:
         rooms = [event.does for event in _find_events(text) if event.person == question["person"] and not event.thing]
@@ -172,12 +176,12 @@ def _summarise(question: dict[str, str], text: str) -> str:
     return " ".join(match[0] for match in _STATEMENT.finditer(text)) or NOTHING
 
 
-def _is_summary(question: dict[str, str], reply: str) -> bool:
-    """Return whether a reply has the form that `_summarise` returns."""
+def _is_report(question: dict[str, str], reply: str) -> bool:
+    """Return whether a reply has the form that `_report` returns."""
     if "person" in question:
         return reply.strip() not in ("", "?")
     sentences = reply.strip().removesuffix(".").split(".")
-    return reply.strip() == NOTHING or all(_EVENT.match(sentence.strip()) for sentence in sentences)
+    return reply.strip() == NOTHING or all(_STATEMENT.fullmatch(sentence.strip()) for sentence in sentences)
 
 
 def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
@@ -224,17 +228,20 @@ class _World:
         """Apply the events of a summary without those of other things.
 
         Returns:
-            The events in short, each with the room into which it brings the thing, such as `Mary takes: kitchen`.
+            The events that concern the thing or its holder, in short, each with the room into which it brings the
+            thing, such as `Mary takes: kitchen`.
         """
         clauses: list[str] = []
         for event in _find_events(summary):
             if event.thing not in ("", thing):
                 continue
-            clause = f"{event.person} {event.does if event.thing else f'to {event.does}'}"
             if event.thing:
                 self.holder = event.person
             else:
                 self.room_by_person[event.person] = event.does
+            if event.person != self.holder:
+                continue
+            clause = f"{event.person} {event.does if event.thing else f'to {event.does}'}"
             room = self.room_by_person.get(self.holder)
             if room is not None and self.rooms[-1:] != [room]:
                 self.rooms.append(room)

@@ -116,7 +116,8 @@ its own budget is in brackets. Then `every` less the others; the best of five is
 EFFORT = """### Effort or a budget
 
 `effort` of `methods/effort.yaml` is told a share of the usual tokens in percent and is not stopped there; `every` of
-`methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe."""
+`methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe. *Earned* is what
+`every` was trained on. The best effort and budget are chosen on these instances."""
 
 PLAY = """### Strategies of play
 

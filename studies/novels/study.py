@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -52,6 +53,7 @@ VARIANTS = ("delegating", "memory", "full_reader")
 EVERY_SEED = ("delegate", "memory_agent", "oracle_documents")  # the other strategies play with the policies of seed 0
 SIZES = ("4k", "16k", "32k", "128k")
 ONE_SEED = ("128k",)  # sizes that seed 0 alone plays
+SHORT_REPLIES = "delegate_short_replies"  # the clones at 128,000 tokens, in one row with those at shorter lengths
 COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
 
 
@@ -73,15 +75,19 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     folder = Path("runs") / run
     how.check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    training, trained_by = folder / "cell.yaml", folder / "commit.txt"
+    training = folder / "cell.yaml"
+    trained_by = folder / "commit.txt"
     played = configure_play(variant, number, run)
+    parts = split_by_size(played)
+    for part in parts:
+        how.check_new(Path("studies") / part["name"])
     training.write_text(yaml.safe_dump(configure_training(variant)), encoding="utf-8")
     if not trained_by.exists():
         trained_by.write_text(name_commit(), encoding="utf-8")
     selfcest("train", "-c", str(training), "--resume", f"seeds=[{number}]", f"name={run}", "workers=1")
 
     with ThreadPoolExecutor(how.workers) as pool:
-        results = [result for found in pool.map(play, split_by_size(played)) for result in found]
+        results = list(chain.from_iterable(pool.map(play, parts)))
     sessions = read_sessions(folder)
     cell = {
         "experiment": "novels",
@@ -117,8 +123,8 @@ def configure_play(variant: str, seed: int, run: str) -> dict[str, Any]:
         if f"/{variant}/" in folder and is_played:
             strategies[label] = spec
     policy = f"runs/novels/{variant}/seed{{seed}}/model"
-    sizes = [each for each in config["eval_sets"] if each["size"] not in ONE_SEED or seed == 0]
-    changes = {"name": run, "seeds": [seed], "policy": policy, "strategies": strategies, "eval_sets": sizes}
+    eval_sets = [eval_set for eval_set in config["eval_sets"] if eval_set["size"] not in ONE_SEED or seed == 0]
+    changes = {"name": run, "seeds": [seed], "policy": policy, "strategies": strategies, "eval_sets": eval_sets}
     text = yaml.safe_dump({**config, **changes}, sort_keys=False)
     moved: dict[str, Any] = yaml.safe_load(text.replace("runs/novels/", f"runs/{run}/"))
     # A policy with a model of its own is computed as the others are.
@@ -132,7 +138,10 @@ def configure_play(variant: str, seed: int, run: str) -> dict[str, Any]:
 
 
 def split_by_size(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a config for each size, so that sizes can be played side by side, with the strategies that play it."""
+    """Return a config for each eval set, with the strategies that play it, so that sizes can be played side by side.
+
+    Seconds that are measured side by side mean nothing.
+    """
     configs = []
     for eval_set in config["eval_sets"]:
         family = eval_set["family"]
@@ -164,7 +173,8 @@ def collect(results: Iterable[Result]) -> dict[str, Any]:
     played: dict[str, dict[str, list[Result]]] = {}
     for result in results:
         if result.place.style is None:
-            played.setdefault(result.place.strategy, {}).setdefault(result.place.size, []).append(result)
+            strategy = "delegate" if result.place.strategy == SHORT_REPLIES else result.place.strategy
+            played.setdefault(strategy, {}).setdefault(result.place.size, []).append(result)
     strategies: dict[str, Any] = {}
     for strategy, sizes in played.items():
         for size, found in sizes.items():
@@ -218,7 +228,7 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
             COST,
             _make_cost_table(cells),
             PROVENANCE,
-            _name_devices(cells),
+            _make_device_table(cells),
             provenance(cells),
         ]
     return joined([*filter(None, parts), TUNING, tuning_table(tuning, "right at 4,000 tokens")])
@@ -232,11 +242,13 @@ def _list_missing(cells: Sequence[Cell]) -> str:
     return f"*Cells that have not been run yet: {', '.join(missing)}.*" if missing else ""
 
 
-def _name_devices(cells: Sequence[Cell]) -> str:
-    devices = sorted({gpu for cell in cells for gpu in cell["gpus"]}) or ["a CPU"]
-    seconds = [cell["gpu_seconds"] for cell in cells if cell["gpus"] and cell["gpu_seconds"] is not None]
-    length = f", in {min(seconds):.0f} to {max(seconds):.0f} seconds each" if seconds else ""
-    return f"Policies were trained on {', '.join(devices)}{length}."
+def _make_device_table(cells: Sequence[Cell]) -> str:
+    lines = []
+    for cell in cells:
+        seconds = cell["gpu_seconds"]
+        line = [f"{cell['arm']}/seed{cell['seed']}", ", ".join(cell["gpus"]) or "CPU"]
+        lines.append([*line, f"{seconds:.0f}" if cell["gpus"] and seconds is not None else "-"])
+    return table(["cell", "trained on", "GPU-seconds, with loading"], lines)
 
 
 def _make_accuracy_table(cells: Sequence[Cell]) -> str:
@@ -349,12 +361,12 @@ def draw(cells: Sequence[Cell], file: Path) -> None:
 HEAD = """# Facts in a novel: results
 
 For readers who ask whether delegation works with a real model on text that is longer than it can read.
-SmolLM2-135M answers questions of bAbI in *Emma*, a novel of no training. It was trained on one CPU core, by imitation
-alone, in contexts of at most 2,048 tokens. [Facts in a novel](novels.md) says what the strategies are.
+SmolLM2-135M answers questions of bAbI in *Emma*, a novel of no training. It is trained by imitation alone, in contexts
+of at most 2,560 tokens. [Facts in a novel](novels.md) says what the strategies are.
 
 `python -m studies novels` prints this page from `studies/novels/evidence`, and `--rerun delegating/seed0` trains and
-plays one cell. **No result yet**: on task 2, which needs two facts, the tuned policies do not pass the gate, .6 right
-at 4,000 tokens. On task 1 clones do; their rivals are not trained."""
+plays one cell on a GPU (`novels_gpu.yaml`). **No result yet**: on task 2, which needs two facts, no policy of the log
+below passes the gate, .6 right at 4,000 tokens. On task 1 clones do; their rivals are not trained."""
 
 PREDICTED = "## Predictions"
 
@@ -374,7 +386,8 @@ PROVENANCE = "## Cells"
 
 TUNING = """## Tuning
 
-On the official training stories in *Persuasion*."""
+On the official training stories in *Persuasion*. Up to seed 105 clones reported in short what concerns the thing; then
+they copy all statements."""
 
 
 def stored() -> tuple[list[Cell], list[Cell]]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 from selfcest_eval.play.results import Result
@@ -19,6 +20,7 @@ from selfcest_training.config_file import read_config
 from selfcest_training.run.evaluator import EvaluationStage
 from studies.runner import (
     DOCS,
+    LINE_WIDTH,
     Cell,
     Rerun,
     Study,
@@ -44,6 +46,7 @@ NUMBER_BY_PRICE = "best fixed number for each price"
 THRESHOLD = "best threshold for all prices"
 # The episodes of a group have the same documents, so `rloo` compares numbers of clones on the same offers as well.
 CLOSE = 0.01  # of stop regret
+MARGIN = 0.02  # likewise
 
 Figures = Mapping[str, Mapping[str, float]]
 """The figures of an eval set by price."""
@@ -125,11 +128,25 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     by_variant = of(cells, *STOPPING)
     parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), list_missing(cells, STOPPING)]
     parts += [RULES, _make_rule_table(), PREDICTED, _make_prediction_table(by_variant)]
+    if "branches" in by_variant:
+        parts.insert(1, _write_headline(by_variant["branches"]))
     if cells:
         parts += [REGRET, _make_regret_table(by_variant), _make_execution_table(by_variant)]
         parts += [PRICES, *(_make_price_table(by_variant, eval_set) for eval_set in EVAL_SETS)]
         parts += [PROVENANCE, provenance(cells)]
     return joined([*filter(None, parts), TUNING, tuning_table(tuning)])
+
+
+def _write_headline(cells: Sequence[Cell]) -> str:
+    seen, new = (f"{mean(get_regrets(cells, eval_set)):.3f}" for eval_set in EVAL_SETS)
+    number, number_by_price, threshold = (f"{regret:.3f}" for regret in compute_rival_regrets("seen").values())
+    text = (
+        f"**The root learns to stop, and one computed threshold stops better.** Over {len(cells)} seeds its stop "
+        f"regret is {seen}, and {new} at new prices. The best fixed number of clones has {number}, the best one for "
+        f"each price {number_by_price}, the best threshold for all prices {threshold}. At low prices the root calls "
+        "too few clones."
+    )
+    return fill(text, LINE_WIDTH)
 
 
 def _make_rule_table() -> str:
@@ -202,8 +219,10 @@ def _make_prediction_table(by_variant: Mapping[str, Sequence[Cell]]) -> str:
             lines.append([text, *_judge(gains, holds=min(gains, default=0.0) > 0)])
         # In tuning it was not below the best threshold.
         gaps = [regret - rivals[THRESHOLD] for regret in regrets]
-        text = f"{words}: mean regret of `branches` at most 0.02 above that of: {THRESHOLD} ({rivals[THRESHOLD]:.3f})"
-        lines.append([text, *_judge(gaps, holds=mean(gaps or [0.0]) <= 0.02)])
+        text = (
+            f"{words}: mean regret of `branches` at most {MARGIN} above that of: {THRESHOLD} ({rivals[THRESHOLD]:.3f})"
+        )
+        lines.append([text, *_judge(gaps, holds=mean(gaps or [0.0]) <= MARGIN)])
     regret_by_seed = {}
     for variant in ("branches", "rloo"):
         found = by_variant.get(variant, [])
@@ -237,11 +256,11 @@ nothing. The warm start stops after each reply with probability 0.5.
 
 `branches` with `root_share: 1` draws each later turn of the root once more from the same context. If one draw calls a
 clone and the other one answers, their returns differ by the value of one more clone, *given these offers* and the
-policy's later choices. `rloo` has no replays, and as many sampled tokens; its options were not tuned.
+policy's later choices. `rloo` has no replays, and as many sampled tokens; its options were tuned for `branches`.
 
 `python -m studies stopping` prints this page from `studies/stopping/evidence`, and `--rerun stopping/seed0` trains one
-seed of all variants. It is tuned on seeds from 100 on; configuration and predictions are then committed,
-and every reported seed is run once."""
+seed of all variants. The configuration was tuned on seeds from 100 on. It and the predictions were committed before the
+first reported seed, and every reported seed was run once."""
 
 RULES = """## The optimal rule and simple rules
 
@@ -265,7 +284,8 @@ PROVENANCE = "## Cells\n\nThe warm start of a seed counts in each of its variant
 TUNING = """## Tuning
 
 The first version had another task, a vote of noisy witnesses. Two replies decided no better than one, so one clone was
-a local optimum of RL. Here a root that stops too early gains by each clone that the optimal rule calls."""
+a local optimum of RL. Here a root that stops too early gains by each clone that the optimal rule calls. Each option was
+tried with one seed, so the choice among them includes the luck of seeds. `grpo` was left out to save time."""
 
 
 def rerun_cell(name: str, how: Rerun) -> list[Path]:

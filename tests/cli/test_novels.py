@@ -89,6 +89,8 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
                 "limits.context_tokens=8192",
                 "micro_batch_tokens=8192",
                 "limits.turn_tokens=2000",
+                "variants.full_reader.limits.context_tokens=8192",
+                "variants.full_reader.limits.turn_tokens=2000",
             ]
             # The tiny tokenizer counts characters, so calls of many parts and whole texts are too long for the model.
             others += [
@@ -126,7 +128,7 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
                 if "128k" in name
                 else strategies | {"oracle_documents", "full_reader"}
             )
-    assert num_run == 6
+    assert num_run == 5
 
 
 def read_tasks(name: str) -> dict[str, Any]:

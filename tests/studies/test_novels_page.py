@@ -63,8 +63,16 @@ CELLS = [
 ]
 
 
-def make_result(size: str, task: str, *, right: bool, style: str | None = None, exact: float | None = None) -> Any:
-    place = ResultKey("qa2", size, "out", "delegate", None, 0, task, style)  # type: ignore[arg-type]
+def make_result(
+    size: str,
+    task: str,
+    *,
+    right: bool,
+    style: str | None = None,
+    exact: float | None = None,
+    strategy: str = "delegate",
+) -> Any:
+    place = ResultKey("qa2", size, "out", strategy, None, 0, task, style)  # type: ignore[arg-type]
     reports = None if exact is None else Overlap(exact, exact, exact, exact)
     costs = {"total_tokens": 100.0 if right else 300.0, "failed_episodes": 0.0}
     return SimpleNamespace(place=place, grade=SimpleNamespace(correct=right), costs=costs, reports=reports)
@@ -85,6 +93,11 @@ def test_right_answers_stand_in_the_order_of_the_stories_and_means_leave_out_wha
     }
 
 
+def test_clones_with_short_replies_continue_the_row_of_clones() -> None:
+    found = collect([make_result("128k", "a", right=True, strategy="delegate_short_replies")])
+    assert found == {"delegate": {"128k": {"right": "1", "total_tokens": 100.0}}}
+
+
 def test_predictions_are_judged_for_each_seed() -> None:
     assert get_accuracy(CELLS, "delegate", "4k") == {0: 0.75, 1: 1.0}
     assert _compare("delegate", "memory_agent", "4k")(CELLS) == [0.25], "the rival has one seed"
@@ -101,7 +114,7 @@ def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
     assert "| `memory_agent` | 0.50 | – |" in text
     assert "| `memory_agent` | 4k | 900 | 3,000 | 3.00 | 0.40 |" in text
     assert "delegating/seed2, memory/seed1, memory/seed2, full_reader/seed0" in text
-    assert "Policies were trained on H100, in 50 to 51 seconds each." in text
+    assert "| delegating/seed1 | H100 | 51 |" in text
     assert "Cells that have not been run yet: delegating/seed0" in page([], [])
 
 
@@ -137,6 +150,10 @@ def test_sizes_are_played_apart_each_with_the_strategies_that_play_it() -> None:
     assert "delegate" not in played["run_128k"]["strategies"]
     for config in played.values():
         assert len(parse_study(config).eval_sets) == 1
+    gate = {
+        label for config in split_by_size(configure_play("full_reader", 100, "run")) for label in config["strategies"]
+    }
+    assert gate == {"full_reader"}, "16,000 tokens are more than its window"
     later = [config["name"] for config in split_by_size(configure_play("memory", 1, "run"))]
     assert later == ["run_4k", "run_16k", "run_32k"], "one seed plays 128,000 tokens"
 

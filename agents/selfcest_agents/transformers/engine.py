@@ -35,7 +35,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -482,12 +481,13 @@ class TransformersEngine:
             [ids, vocabulary] logits of every id of the first row, then of the second one, and so on.
         """
         device = self._model.device
-        counts = [len(row_ids) for row_ids in ids]
-        width = max(counts)
-        rows = torch.tensor([row for row, count in enumerate(counts) for _ in range(count)], device=device)
-        columns = torch.tensor([column for count in counts for column in range(count)], device=device)
+        counts = torch.tensor([len(row_ids) for row_ids in ids])
+        width = int(counts.max())
+        # On the CPU, so that no pass waits for a GPU to count the ids.
+        rows, columns = (torch.arange(width) < counts[:, None]).nonzero(as_tuple=True)
+        length = int((torch.tensor(positions) + counts).max())
+        rows, columns = rows.to(device), columns.to(device)
         padded_positions = torch.tensor(positions, device=device)[:, None] + torch.arange(width, device=device)
-        length = max(map(add, positions, counts))
         flat_positions = padded_positions[rows, columns][None]
         self._cache.prepare(slice(0, len(ids)), rows[None], flat_positions, length)
         output = self._model(
@@ -496,7 +496,7 @@ class TransformersEngine:
             attention_mask=self._make_mask(padded_positions, length),
             past_key_values=self._cache,
             use_cache=True,
-            ragged_rows=RaggedRows(len(ids), width, rows, columns),
+            ragged_rows=RaggedRows(num_rows=len(ids), longest=width, rows=rows, columns=columns),
         )
         logits: Tensor = output.logits
         return logits[0]
