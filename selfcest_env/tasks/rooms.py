@@ -2,7 +2,7 @@
 
 Task 1 asks where a person is, task 6 whether a person is in a room, task 2 where a thing is, task 3 where it was before
 another room. The expert extracts from each part of a story the last room of a person. For a thing it copies all
-statements, whatever the thing, and follows the thing through the copies.
+statements, and quotes from the copies those about the thing, then those about the person who last took or dropped it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ _PART_QUESTIONS = (
 _EVENT = re.compile(
     r"\b(?P<person>[A-Z][a-z]+) (?:"
     rf"(?:{'|'.join(MOVE_VERBS)}) to the (?P<room>{'|'.join(ROOMS)})"
-    rf"|(?:(?P<takes>{'|'.join(TAKE_VERBS)})|(?:{'|'.join(DROP_VERBS)})) the (?P<thing>[a-z]+))\b"
+    rf"|(?:(?P<takes>{'|'.join(TAKE_VERBS)})|(?:{'|'.join(DROP_VERBS)})) the (?P<thing>[a-z]+))\b[^.]*\.?"
 )
-_STATEMENT = re.compile(_EVENT.pattern + r"[^.]*\.?")
 _PERSON_IN_MEMORY = re.compile(r"([A-Z][a-z]+) in ([a-z]+)")
 _HOLDER_IN_MEMORY = re.compile(r"[a-z]+ with ([A-Z][a-z]+)")
 _ROOMS_IN_MEMORY = re.compile(r"[a-z]+ in ([a-z]+(?:, [a-z]+)*)")
@@ -66,11 +65,13 @@ class Event:
         person: name of the person.
         does: the room to which the person goes, `TAKES` or `DROPS`.
         thing: the thing that the person takes or drops.
+        statement: the sentence that says it.
     """
 
     person: str
     does: str
-    thing: str = ""
+    thing: str
+    statement: str
 
 
 def understands(observation: Observation) -> bool:
@@ -164,7 +165,7 @@ def _find_events(text: str) -> list[Event]:
     events: list[Event] = []
     for match in _EVENT.finditer(text):
         does = match["room"] or (TAKES if match["takes"] else DROPS)
-        events.append(Event(match["person"], does, match["thing"] or ""))
+        events.append(Event(match["person"], does, match["thing"] or "", match[0]))
     return events
 
 
@@ -173,7 +174,7 @@ def _report(question: dict[str, str], text: str) -> str:
     if "person" in question:
         rooms = [event.does for event in _find_events(text) if event.person == question["person"] and not event.thing]
         return rooms[-1] if rooms else NOWHERE
-    return " ".join(match[0] for match in _STATEMENT.finditer(text)) or NOTHING
+    return " ".join(event.statement for event in _find_events(text)) or NOTHING
 
 
 def _is_report(question: dict[str, str], reply: str) -> bool:
@@ -181,7 +182,7 @@ def _is_report(question: dict[str, str], reply: str) -> bool:
     if "person" in question:
         return reply.strip() not in ("", "?")
     sentences = reply.strip().removesuffix(".").split(".")
-    return reply.strip() == NOTHING or all(_STATEMENT.fullmatch(sentence.strip()) for sentence in sentences)
+    return reply.strip() == NOTHING or all(_EVENT.fullmatch(sentence.strip()) for sentence in sentences)
 
 
 def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
@@ -198,7 +199,23 @@ def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
     clauses: list[str] = []
     for summary in summaries:
         clauses += world.follow(summary, question["thing"])
-    return _pick_room(question, world.rooms, "; ".join(clauses))
+    thought = "; ".join(clauses) if "room" in question else _quote(question["thing"], " ".join(summaries))
+    return _pick_room(question, world.rooms, thought)
+
+
+def _quote(thing: str, text: str) -> str:
+    """Return the statements about a thing, and then those about the person who last took or dropped it.
+
+    The latter end with the dropping, so in either case the last room that they name is that of the thing.
+    """
+    events = _find_events(text)
+    about_thing = [i for i, event in enumerate(events) if event.thing == thing]
+    if not about_thing:
+        return ""
+    last = events[about_thing[-1]]
+    end = about_thing[-1] + 1 if last.does == DROPS else len(events)
+    about_person = [i for i, event in enumerate(events[:end]) if event.person == last.person]
+    return " ".join(events[i].statement for i in (*about_thing, *about_person))
 
 
 def _pick_room(question: dict[str, str], rooms: Sequence[str], thought: str) -> Proposal:

@@ -42,11 +42,6 @@ VARIANTS = {
     "reading_random": "a reader trained at random positions",
     "reading_tight": "a reader with a tighter window, which carries the sum",
 }
-PAIRS = {
-    "pairs_delegating": "a clone for each pair",
-    "pairs_once": "a reader that reads each ledger once",
-    "pairs_again": "a reader that reads both ledgers of each pair",
-}
 # The experiment and the variant in it, for each variant of the page.
 CELLS = {
     "delegating": ("where", "delegating"),
@@ -55,7 +50,7 @@ CELLS = {
     "reading_random": ("where_random", "reading"),
     "reading_tight": ("where_tight", "reading"),
 }
-PAIR_CELLS = {name: ("pairs", name) for name in PAIRS}
+PAIR_CELLS = {name: ("pairs", name) for name in ("pairs_delegating", "pairs_once", "pairs_again")}
 EXPERIMENTS = ("where", "where_full", "where_random", "where_tight", "pairs")
 LEARNED = 0.9  # accuracy from which on the costs of a seed are compared
 NO_WINDOW = {"visible_context": "peak_context", "visible_token_steps": "kv_token_steps"}
@@ -339,9 +334,10 @@ ACCURACY = "## Accuracy"
 
 PAIRS_TEXT = """## Pairs of ledgers
 
-`*[1]C[2]E[3]A` asks in how many fields two of the ledgers agree, over all pairs of them, modulo 10. Each pair needs
-both texts at once. `pairs_delegating` gives each pair to a clone, `pairs_once` reads each ledger once and looks back,
-`pairs_again` reads both ledgers of each pair again. All see the first 64 and the last 160 tokens."""
+`*[1]C[2]E[3]A` names ledgers: for each pair of them, the fields with equal digits are counted, and the answer is the
+sum modulo 10. Each pair needs both texts at once. `pairs_delegating` gives each pair to a clone, `pairs_once` reads
+each ledger once and looks back, `pairs_again` reads both ledgers of each pair again. All see the first 64 and the
+last 160 tokens."""
 
 COST = """## Costs
 

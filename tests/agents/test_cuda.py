@@ -54,6 +54,19 @@ def test_greedy_ids_on_a_gpu_are_those_of_a_cpu(model: LlamaForCausalLM) -> None
         check_same_but_ties(model, request, found[request.key].token_ids, want[request.key].token_ids)
 
 
+@pytest.mark.parametrize("model", ["grouped"], indirect=True)
+def test_guesses_on_a_gpu_change_no_id(model: LlamaForCausalLM) -> None:
+    """Rows with guesses are computed without padding."""
+    work = alike(0.0)
+    gpu = deepcopy(model).to("cuda")
+    engines = (engine_of(gpu), TransformersEngine(gpu, stop_ids=STOPS, max_batch_size=7, draft_tokens=4))
+    for engine in engines:
+        engine.submit(work)
+    want, found = map(drain, engines)
+    for request in work:
+        check_same_but_ties(model, request, found[request.key].token_ids, want[request.key].token_ids)
+
+
 def test_logprobs_on_a_gpu_are_those_of_a_plain_pass_on_a_cpu(model: LlamaForCausalLM) -> None:
     work, engine = alike(0.8), engine_of(deepcopy(model).to("cuda"))
     engine.submit(work)

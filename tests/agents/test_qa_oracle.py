@@ -246,19 +246,36 @@ def test_people_and_things_of_a_story(tmp_path: Path, style: Style) -> None:
         assert len(record.agents) == (1 + len(task.context) if style is Style.DELEGATE else 1)
 
 
-def test_clones_say_what_their_part_says_and_the_root_follows_the_thing(tmp_path: Path) -> None:
+def test_clones_copy_statements_and_the_root_quotes_those_about_the_thing_and_its_holder(tmp_path: Path) -> None:
     (tmp_path / "qa.txt").write_text(STORY, encoding="utf-8")
     source = Babi(str(tmp_path / "qa.txt"), statements_per_document=3)
-    (record,) = play(source, source.tasks()[2:3], Style.DELEGATE)
+    held, before, *_ = play(source, source.tasks()[1:3], Style.DELEGATE)
     asked = "Copy each sentence of your part in which a person goes to a room, or takes or drops a thing. "
     said = [" ".join(line.partition(" ")[2] for line in STORY.splitlines()[i : i + 3]) for i in (0, 3, 6)]
     said.append("Mary took the football there. Mary journeyed to the garden.")
-    assert objectives(record) == [
+    assert objectives(held) == [
         (f"{asked}Answer 'nothing' if there is none.", (f"part {number}",), part) for number, part in enumerate(said, 1)
     ]
-    assert record.root.turns[-1].generation.text == (
+    assert held.root.turns[-1].generation.text == (
+        "John picked up the football there. John left the football. Mary took the football there. "
+        "Mary moved to the bathroom. Mary went to the kitchen. Mary took the football there. "
+        "Mary journeyed to the garden.\nAnswer: garden"
+    )
+    # An earlier room needs the path of the thing.
+    assert before.root.turns[-1].generation.text == (
         "John takes: hallway; John to kitchen: kitchen; John drops; Mary takes; Mary to garden: garden\nAnswer: kitchen"
     )
+
+
+def test_quotes_end_where_the_thing_is_dropped(tmp_path: Path) -> None:
+    story = ["Mary went to the garden.", "Mary got the milk.", "Mary left the milk.", "Mary got the milk."]
+    story += ["Mary went to the office.", "Mary left the milk.", "Mary went to the kitchen."]
+    lines = [f"{number} {statement}" for number, statement in enumerate(story, 1)]
+    (tmp_path / "qa.txt").write_text("\n".join([*lines, "8 Where is the milk? \toffice\t6 5"]), encoding="utf-8")
+    source = Babi(str(tmp_path / "qa.txt"), statements_per_document=7)
+    (record,) = play(source, source.tasks(), Style.DELEGATE)
+    quoted = " ".join([*story[1:4], story[5], *story[:6]])
+    assert record.root.turns[-1].generation.text == f"{quoted}\nAnswer: office"
 
 
 @pytest.mark.parametrize("style", Style)
