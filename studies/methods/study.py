@@ -117,7 +117,8 @@ EFFORT = """### Effort or a budget
 
 `effort` of `methods/effort.yaml` is told a share of the usual tokens in percent and is not stopped there; `every` of
 `methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe. *Earned* is what
-`every` was trained on. The best effort and budget are chosen on these instances."""
+`every` was trained on. **Nothing follows for the method**: no demonstration of the warm start states an effort, and RL
+did not mend that."""
 
 PLAY = """### Strategies of play
 
