@@ -2,7 +2,7 @@
 
 Task 1 asks where a person is, task 6 whether a person is in a room, task 2 where a thing is, task 3 where it was before
 another room. The expert extracts from each part of a story the last room of a person. For a thing it copies all
-statements, and quotes from the copies those about the thing, then those about the person who last took or dropped it.
+statements, and quotes from the copies the two from which the room follows. These are bAbI's supporting facts.
 """
 
 from __future__ import annotations
@@ -204,18 +204,15 @@ def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
 
 
 def _quote(thing: str, text: str) -> str:
-    """Return the statements about a thing, and then those about the person who last took or dropped it.
-
-    The latter end with the dropping, so in either case the last room that they name is that of the thing.
-    """
+    """Return the last statement about a thing and the last movement of its person, before the dropping if it is one."""
     events = _find_events(text)
-    about_thing = [i for i, event in enumerate(events) if event.thing == thing]
-    if not about_thing:
+    places = [place for place, event in enumerate(events) if event.thing == thing]
+    if not places:
         return ""
-    last = events[about_thing[-1]]
-    end = about_thing[-1] + 1 if last.does == DROPS else len(events)
-    about_person = [i for i, event in enumerate(events[:end]) if event.person == last.person]
-    return " ".join(events[i].statement for i in (*about_thing, *about_person))
+    last = events[places[-1]]
+    before = events[: places[-1]] if last.does == DROPS else events
+    moves = [event for event in before if event.person == last.person and not event.thing]
+    return " ".join(event.statement for event in (last, *moves[-1:]))
 
 
 def _pick_room(question: dict[str, str], rooms: Sequence[str], thought: str) -> Proposal:

@@ -157,6 +157,16 @@ def test_a_story_among_the_sentences_of_one_book(books: str) -> None:
     assert by_sentences.tasks()[0].metadata["added"] == 30
 
 
+def test_roots_quote_the_supporting_facts() -> None:
+    source = RoomStories(2, stories=30)
+    for task in source.tasks():
+        statements = " ".join(task.context.values()).removesuffix(".").split(". ")
+        quoted = play(source, task, Style.DELEGATE).root.turns[-1].generation.text.partition("\n")[0]
+        facts = read_list(task, "facts")
+        # The file names the latest statement first, the root the one about the thing.
+        assert sorted(quoted.removesuffix(".").split(". ")) == sorted(statements[fact] for fact in facts)
+
+
 def test_prompts_have_nothing_but_the_text(books: str) -> None:
     """Neither the answer nor the supporting facts are in a prompt, other than as a sentence of the text."""
     stories = RoomStories(2, stories=4)

@@ -246,7 +246,7 @@ def test_people_and_things_of_a_story(tmp_path: Path, style: Style) -> None:
         assert len(record.agents) == (1 + len(task.context) if style is Style.DELEGATE else 1)
 
 
-def test_clones_copy_statements_and_the_root_quotes_those_about_the_thing_and_its_holder(tmp_path: Path) -> None:
+def test_clones_copy_statements_and_the_root_quotes_the_supporting_facts(tmp_path: Path) -> None:
     (tmp_path / "qa.txt").write_text(STORY, encoding="utf-8")
     source = Babi(str(tmp_path / "qa.txt"), statements_per_document=3)
     held, before, *_ = play(source, source.tasks()[1:3], Style.DELEGATE)
@@ -257,9 +257,7 @@ def test_clones_copy_statements_and_the_root_quotes_those_about_the_thing_and_it
         (f"{asked}Answer 'nothing' if there is none.", (f"part {number}",), part) for number, part in enumerate(said, 1)
     ]
     assert held.root.turns[-1].generation.text == (
-        "John picked up the football there. John left the football. Mary took the football there. "
-        "Mary moved to the bathroom. Mary went to the kitchen. Mary took the football there. "
-        "Mary journeyed to the garden.\nAnswer: garden"
+        "Mary took the football there. Mary journeyed to the garden.\nAnswer: garden"
     )
     # An earlier room needs the path of the thing.
     assert before.root.turns[-1].generation.text == (
@@ -267,15 +265,14 @@ def test_clones_copy_statements_and_the_root_quotes_those_about_the_thing_and_it
     )
 
 
-def test_quotes_end_where_the_thing_is_dropped(tmp_path: Path) -> None:
+def test_the_quoted_movement_is_before_the_dropping(tmp_path: Path) -> None:
     story = ["Mary went to the garden.", "Mary got the milk.", "Mary left the milk.", "Mary got the milk."]
     story += ["Mary went to the office.", "Mary left the milk.", "Mary went to the kitchen."]
     lines = [f"{number} {statement}" for number, statement in enumerate(story, 1)]
     (tmp_path / "qa.txt").write_text("\n".join([*lines, "8 Where is the milk? \toffice\t6 5"]), encoding="utf-8")
     source = Babi(str(tmp_path / "qa.txt"), statements_per_document=7)
     (record,) = play(source, source.tasks(), Style.DELEGATE)
-    quoted = " ".join([*story[1:4], story[5], *story[:6]])
-    assert record.root.turns[-1].generation.text == f"{quoted}\nAnswer: office"
+    assert record.root.turns[-1].generation.text == f"{story[5]} {story[4]}\nAnswer: office"
 
 
 @pytest.mark.parametrize("style", Style)
