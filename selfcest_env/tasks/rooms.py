@@ -126,7 +126,7 @@ def is_event(sentence: str) -> bool:
 
 
 def remember(question: str, memory: str, text: str) -> Proposal:
-    """Answer with the memory after a part of the story. The thought is the summary of that part.
+    """Answer with the memory after a part of the story. The thought is the report of that part.
 
     Args:
         question: question about the whole story.
@@ -136,14 +136,14 @@ def remember(question: str, memory: str, text: str) -> Proposal:
     asked = _match_question(question, _QUESTIONS)
     if asked is None:
         return GIVE_UP
-    summary = _report(asked, text)
+    report = _report(asked, text)
     if "person" in asked:
-        return Proposal(Answer(memory if summary == NOWHERE else summary), summary)
+        return Proposal(Answer(memory if report == NOWHERE else report), report)
     world = _World.read(memory)
-    world.follow(summary, asked["thing"])
+    world.follow(report, asked["thing"])
     # A question about an earlier room needs all rooms of the thing, any other one only the last.
     kept_rooms = world.rooms if "room" in asked else world.rooms[-1:]
-    return Proposal(Answer(world.write(asked["thing"], kept_rooms)), summary)
+    return Proposal(Answer(world.write(asked["thing"], kept_rooms)), report)
 
 
 def conclude_from_memory(question: str, memory: str) -> Proposal:
@@ -185,11 +185,11 @@ def _is_report(question: dict[str, str], reply: str) -> bool:
     return reply.strip() == NOTHING or all(_EVENT.fullmatch(sentence.strip()) for sentence in sentences)
 
 
-def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
-    """Infer the answer to a question from the summaries of all parts of the story, in order."""
+def _conclude(question: dict[str, str], reports: Sequence[str]) -> Proposal:
+    """Infer the answer to a question from the reports of all parts of the story, in order."""
     if "person" in question:
         room = question.get("room")
-        rooms = [summary.strip() for summary in summaries if summary.strip() != NOWHERE]
+        rooms = [report.strip() for report in reports if report.strip() != NOWHERE]
         if not rooms:
             return GIVE_UP
         if room is None:
@@ -197,9 +197,9 @@ def _conclude(question: dict[str, str], summaries: Sequence[str]) -> Proposal:
         return Proposal(Answer("yes" if rooms[-1] == room else "no"), f"{question['person']}: {rooms[-1]}")
     world = _World()
     clauses: list[str] = []
-    for summary in summaries:
-        clauses += world.follow(summary, question["thing"])
-    thought = "; ".join(clauses) if "room" in question else _quote(question["thing"], " ".join(summaries))
+    for report in reports:
+        clauses += world.follow(report, question["thing"])
+    thought = "; ".join(clauses) if "room" in question else _quote(question["thing"], " ".join(reports))
     return _pick_room(question, world.rooms, thought)
 
 
@@ -238,15 +238,15 @@ class _World:
     holder: str = ""
     rooms: list[str] = field(default_factory=list)
 
-    def follow(self, summary: str, thing: str) -> list[str]:
-        """Apply the events of a summary without those of other things.
+    def follow(self, report: str, thing: str) -> list[str]:
+        """Apply the events of a report without those of other things.
 
         Returns:
             The events that concern the thing or its holder, in short, each with the room into which it brings the
             thing, such as `Mary takes: kitchen`.
         """
         clauses: list[str] = []
-        for event in _find_events(summary):
+        for event in _find_events(report):
             if event.thing not in ("", thing):
                 continue
             if event.thing:

@@ -386,8 +386,8 @@ PROVENANCE = "## Cells"
 
 TUNING = """## Tuning
 
-On the official training stories in *Persuasion*. Up to seed 105 clones reported in short what concerns the thing; then
-they copy all statements."""
+On the official training stories in *Persuasion*. Unless a row says that clones copy, they report in short what concerns
+the thing."""
 
 
 def stored() -> tuple[list[Cell], list[Cell]]:

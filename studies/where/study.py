@@ -117,7 +117,7 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
         for variant, text in RATIOS.items():
             if variant in variants:
                 parts += [text, _make_ratio_table(variants["delegating"], variants[variant])]
-    parts += [PREDICTED, _make_prediction_table({**variants, **pairs})]
+    parts += [PREDICTED, _make_prediction_table(variants)]
     if variants:
         parts += [ACCURACY, _make_accuracy_table(variants), COST, _make_cost_table(variants)]
     if pairs:
