@@ -45,7 +45,7 @@ def main(seed: int = 0) -> float:
         n_epochs=4,
         learning_rate=2e-3,
         gamma=1.0,
-        ent_coef=0.03,  # with 0.01 one seed of six was stuck at 0.64
+        ent_coef=0.06,  # with 0.03 one seed of six was stuck at 0.34, and seed 0 at 0.63 on another processor
         policy_kwargs={"net_arch": [128, 128], "activation_fn": torch.nn.ReLU},
         device="cpu",
     )
