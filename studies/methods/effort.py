@@ -94,24 +94,27 @@ def make_effort_table(stored: Sequence[Mapping[str, Any]]) -> str:
 
 def judge_effort(stored: Sequence[Mapping[str, Any]]) -> str:
     """Judge what was predicted before the first of these seeds was run."""
+    lowest = []
     rises = []
     gaps = []
     for cell in stored:
         efforts = cell["points"]["methods_effort"]
         budgets = cell["points"]["methods_budgets"]
+        lowest.append(min(point["accuracy"] for point in efforts.values()))
         rises.append(find_point(efforts, "effort_175")["tokens"] / find_point(efforts, "effort_25")["tokens"] - 1)
         gaps.append(max(point["earned"] for point in efforts.values()))
         gaps[-1] -= max(point["earned"] for point in budgets.values())
     lines = [
+        ["accuracy at least 0.6 at every effort, with every seed", each(lowest), _verdict(min(lowest) >= 0.6)],
         [
-            "with every seed tokens rise by a tenth or more from effort 25 to 175",
+            "tokens rise from effort 25 to 175, by a mean of at most a tenth",
             each(rises),
-            _verdict(min(rises) >= 0.1),
+            _verdict(0 < mean(rises) <= 0.1),
         ],
         [
-            "best effort less best budget, earned: a mean within 0.03 of 0",
+            "best effort less best budget, earned: a mean from -0.1 to 0",
             each(gaps, 3),
-            _verdict(abs(mean(gaps)) <= 0.03),
+            _verdict(-0.1 <= mean(gaps) <= 0),
         ],
     ]
     return table(["predicted", "every seed", ""], lines)

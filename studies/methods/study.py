@@ -116,9 +116,9 @@ its own budget is in brackets. Then `every` less the others; the best of five is
 EFFORT = """### Effort or a budget
 
 `effort` of `methods/effort.yaml` is told a share of the usual tokens in percent and is not stopped there; `every` of
-`methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe. *Earned* is what
-`every` was trained on. **Nothing follows for the method**: no demonstration of the warm start states an effort, and RL
-did not mend that."""
+`methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe; those of `effort`
+state efforts at random. *Earned* is what `every` was trained on. In a first version no demonstration stated an effort:
+it was right on 0.10 to 0.53, and both of its predictions failed."""
 
 PLAY = """### Strategies of play
 

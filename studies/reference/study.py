@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import typing
@@ -179,7 +180,7 @@ class Option:
             return "`name` and `options`"
         text = describe_type(self.type_).replace(str(2**63), "2^63").replace("; rename it", "")
         # A protocol of the task sources; a config names one of them.
-        text = re.sub(r"\b(Task|Finite|Story)Source\b", "task source", text)
+        text = re.sub(r"\b(Task|Expert|Finite|Story)Source\b", "task source", text)
         return re.sub(r"^an? ", "", text)
 
 
@@ -209,6 +210,8 @@ def format_default(value: Any) -> str:
     """Return a default as YAML in one line. A plug-in without options is its name."""
     if isinstance(value, PlugIn) and not value.options:
         return value.name
+    if isinstance(value, str) and "\n" in value:
+        return json.dumps(value)  # YAML would need several lines, which end a row of the table
     text = yaml.safe_dump(to_builtins(value), default_flow_style=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...") or "''"
 

@@ -16,14 +16,19 @@ from test_plays import LIMITS, WORDS, Says
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
+from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
-from selfcest_env.types import ROOT, Limits, Task
+from selfcest_env.tasks import make_source
+from selfcest_env.tasks.range_sum import RangeSum
+from selfcest_env.tasks.source import Style, identity_of
+from selfcest_env.types import ROOT, Delegate, Limits, Task
+from selfcest_env.views import Observation, observe
 from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
-from selfcest_methods.effort import Effort, tell_effort
+from selfcest_methods.effort import Effort, TasksWithEffort, tell_effort
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 from selfcest_training.stages.registry import make_task_sampler
 
@@ -210,3 +215,56 @@ def test_efforts_that_cannot_be_right_are_refused(options: dict[str, Any], words
     if "form" in options:
         with pytest.raises(ConfigError, match=words):
             make_strategy("effort", options, "strategies.x")
+
+
+def first_turn(task: Task) -> Observation:
+    return observe(Kernel(task, Rules(LIMITS, HERMES, WORDS)), ROOT)
+
+
+@pytest.mark.parametrize("style", [Style.SOLVE, Style.DELEGATE])
+def test_demonstrations_state_an_effort_that_the_expert_does_not_see(style: Style) -> None:
+    plain = RangeSum(min_length=11, max_length=24, pieces=(10,))
+    told_source = TasksWithEffort(plain, (0.25, 1.75), FORM)
+    efforts = []
+    for seed in range(30):
+        told, untold = (source.draw(np.random.default_rng(seed)) for source in (told_source, plain))
+        percent, prompt = re.fullmatch(r"\[([0-9]+)\](.*)", told.prompt).groups()  # type: ignore[union-attr]
+        efforts.append(int(percent))
+        assert (prompt, told.answer, told.metadata) == (untold.prompt, untold.answer, untold.metadata)
+        assert told.task_id != untold.task_id
+        assert told_source.understands(first_turn(told))
+        proposals = [
+            source.propose(first_turn(task), np.random.default_rng(0), style)
+            for source, task in ((told_source, told), (plain, untold))
+        ]
+        assert proposals[0] == proposals[1]
+        if isinstance(proposals[0].action, Delegate):  # a clone is told its part alone
+            part = Task("t", proposals[0].action.requests[0].objective, "", "range_sum")
+            assert told_source.understands(first_turn(part))
+    assert 25 <= min(efforts) < 60 < 140 < max(efforts) <= 175
+    assert not told_source.understands(first_turn(Task("t", "[50]unknown", "", "own")))
+
+
+def test_a_task_keeps_the_identity_that_its_source_gives_without_an_effort() -> None:
+    class Named(RangeSum):
+        def identity(self, task: Task) -> str:
+            return f"identity of {task.prompt}"
+
+    source = TasksWithEffort(Named())
+    told = source.draw(np.random.default_rng(3))
+    untold = RangeSum().draw(np.random.default_rng(3))
+    assert identity_of(source, told) == f"identity of {untold.prompt}"
+    plain = TasksWithEffort(RangeSum())
+    assert identity_of(plain, plain.draw(np.random.default_rng(3))) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"form": "{percent}"}, "each once"),
+        ({"between": [0.9, 0.2]}, "expected two shares from 0.01, the smaller one first"),
+    ],
+)
+def test_tasks_with_efforts_that_cannot_be_right_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_source("with_effort", **{"source": {"name": "range_sum"}, **options})

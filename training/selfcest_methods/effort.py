@@ -21,8 +21,10 @@ Expected effect: one policy spends more tokens the more effort it is told, on an
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +35,9 @@ from selfcest_env.graders import Grade
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Positive
+from selfcest_env.tasks.source import IDENTITY, ExpertSource, Proposal, Style, content_hash, identity_of
 from selfcest_env.types import Task
+from selfcest_env.views import Observation
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy
 from selfcest_methods.buckets import BucketSampler, BucketSamplerOptions, WeightedSums, draw_from_menu
 from selfcest_training.families import Bucket
@@ -49,6 +53,17 @@ def check_form(form: str) -> None:
     for place in ("{task}", "{percent}"):
         if form.count(place) != 1:
             raise ConfigError(f"form is {form!r}; expected a text with {{task}} and {{percent}}, each once")
+
+
+def check_between(between: tuple[float, float]) -> None:
+    """Raise `ConfigError` unless the smaller effort comes first and both can be stated in whole percent."""
+    if not MIN_EFFORT <= between[0] <= between[1]:
+        raise ConfigError(f"between is {list(between)}; expected two shares from {MIN_EFFORT}, the smaller one first")
+
+
+def draw_effort(between: tuple[float, float], rng: np.random.Generator) -> float:
+    """Draw an effort and round it to whole percent, since the prompt states it so."""
+    return round(100 * rng.uniform(*between)) / 100
 
 
 def tell_effort(task: Task, effort: float, form: str) -> Task:
@@ -84,10 +99,7 @@ class EffortOptions(BucketSamplerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_form(self.form)
-        if not MIN_EFFORT <= self.between[0] <= self.between[1]:
-            raise ConfigError(
-                f"between is {list(self.between)}; expected two shares from {MIN_EFFORT}, the smaller one first"
-            )
+        check_between(self.between)
 
 
 class Effort(FixedSize, BucketSampler[LengthSums]):
@@ -108,8 +120,7 @@ class Effort(FixedSize, BucketSampler[LengthSums]):
 
     def _draw_task(self, menu: TaskMenu, rng: np.random.Generator) -> Task:
         task = draw_from_menu(menu, rng)
-        # The reward uses the rounded share, which is the one that the prompt states.
-        effort = round(100 * rng.uniform(*self.options.between)) / 100
+        effort = draw_effort(self.options.between, rng)
         facts = {"effort": effort}
         sums = self.memory.sums_by_bucket.get(Bucket.of(task))
         if sums is not None:
@@ -156,3 +167,59 @@ class WithEffort(Strategy, Checked):
     def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         told = [replace(one, task=tell_effort(one.task, self.effort, self.form)) for one in instances]
         return super().play(told, context, player)
+
+
+@dataclass(frozen=True)
+class TasksWithEffort(Checked):
+    """A task source for demonstrations: the tasks of another source, with an effort in the root's prompt.
+
+    Its expert is that of the other source, which does not see the effort. So demonstrations show the form of the
+    prompt, and nothing says what follows from the effort.
+
+    Attributes:
+        source: source of the tasks.
+        between: the smallest and the largest effort, as shares of the usual tokens.
+        form: text of the root's prompt, with places for `{task}` and `{percent}`, as in RL.
+    """
+
+    name: ClassVar[str] = "with_effort"
+    source: ExpertSource
+    between: tuple[Positive, Positive] = (0.25, 1.75)
+    form: str = FORM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_form(self.form)
+        check_between(self.between)
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        task = self.source.draw(rng)
+        identity = identity_of(self.source, task)
+        if identity is not None:
+            task = replace(task, metadata={**task.metadata, IDENTITY: identity})
+        told = tell_effort(task, draw_effort(self.between, rng), self.form)
+        return replace(told, task_id=content_hash(told))
+
+    def identity(self, task: Task) -> str | None:
+        """Return the identity of the task without its effort, if its source gives one."""
+        return str(task.metadata[IDENTITY]) if IDENTITY in task.metadata else None
+
+    def understands(self, observation: Observation) -> bool:
+        return self.source.understands(self._hide_effort(observation))
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        return self.source.propose(self._hide_effort(observation), rng, style)
+
+    def _hide_effort(self, observation: Observation) -> Observation:
+        """Return the observation without the effort. A clone is told none."""
+        told = self._pattern.fullmatch(observation.brief.text)
+        if told is None:
+            return observation
+        return replace(observation, brief=replace(observation.brief, text=told["task"]))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        form = re.escape(self.form)
+        for place, pattern in (("{percent}", "[0-9]+"), ("{task}", "(?P<task>.*)")):
+            form = form.replace(re.escape(place), pattern)
+        return re.compile(form, re.S)
