@@ -1,15 +1,16 @@
 """Counts of equal entries over all pairs of keyed ledgers: an answer that needs two far places of the text at once.
 
 The prompt `*[1]C[2]E[3]A` names ledgers (see `long_ledgers`) with the same fields. The answer is the number of fields
-in which two of them have the same digit, added up over all pairs, modulo 10. No summary of one ledger is enough: each
-pair needs both texts. A reader that has read every ledger once must look back ever farther, which an attention window
-cannot do. A reader with a window can read both ledgers of a pair again, for as many tokens as a clone for each pair.
+in which two of them have the same digit, added up over all pairs, modulo 10. No subtotal of one ledger is enough: each
+pair needs both texts. A reader with an attention window can read both ledgers of a pair again, for as many tokens as a
+clone for each pair. Or it reads each ledger once and keeps a table of the digits so far, as long as the table fits into
+the window.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Annotated, ClassVar
@@ -18,7 +19,6 @@ import numpy as np
 
 from selfcest_env.structure import Between, Checked, OneOf, check_order
 from selfcest_env.tasks.long_ledgers import (
-    AT_ONCE,
     FIELDS,
     KEYS,
     Entries,
@@ -43,6 +43,7 @@ from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Task
 from selfcest_env.views import Observation
 
 AGAIN = "again"
+TABLE = "table"
 MODULUS = 10
 
 Pair = tuple[str, str]  # the keys of two ledgers
@@ -68,7 +69,8 @@ class LedgerPairs(Checked):
         min_length, max_length: number of entries of a ledger; all ledgers of a task have equally many.
         max_comparisons: largest number of pairs times entries; `null` sets no limit.
         digits: entries are digits below it. Fewer digits are equal more often.
-        reading: whether the expert reads every ledger once (`at_once`) or both of each pair (`again`).
+        reading: whether the expert reads both ledgers of each pair (`again`), or every ledger once and keeps the digits
+            of each field in a table (`table`).
     """
 
     name: ClassVar[str] = "ledger_pairs"
@@ -78,7 +80,7 @@ class LedgerPairs(Checked):
     max_length: Annotated[int, Between(1, 26)] = 12
     max_comparisons: int | None = None
     digits: Annotated[int, Between(2, 10)] = 4
-    reading: Annotated[str, OneOf(AT_ONCE, AGAIN)] = AGAIN
+    reading: Annotated[str, OneOf(AGAIN, TABLE)] = AGAIN
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,22 +125,23 @@ class LedgerPairs(Checked):
             requests = [CloneRequest(f"*[{number}]", pair) for number, pair in enumerate(pairs, 1)]
             return Proposal(Delegate(tuple(requests)))
         ledgers |= {key: read_entries(text) for key, text in documents_read(observation).items()}
-        if self.reading == AT_ONCE:
-            return self._read_once(keys, pairs, ledgers, observation)
+        if self.reading == TABLE:
+            return self._read_into_table(keys, ledgers, observation)
         return self._read_again(pairs, ledgers, observation)
 
-    def _read_once(
-        self, keys: Sequence[str], pairs: Sequence[Pair], ledgers: dict[str, Entries], observation: Observation
+    def _read_into_table(
+        self, keys: Sequence[str], ledgers: Mapping[str, Entries], observation: Observation
     ) -> Proposal:
-        missing = tuple(key for key in keys if key not in ledgers)
-        if missing:
-            return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
-        thought = "=00"
-        total = 0
-        for number, pair in enumerate(pairs, 1):
-            added, total = _add_pair(ledgers, pair, total)
-            thought += f"[{number}]{''.join(pair)}{added}"
-        return Proposal(Answer(str(total)), thought)
+        """Write the table with the ledger that was read last, and read the next."""
+        num_read = observation.turn
+        if set(keys[:num_read]) - ledgers.keys():
+            return GIVE_UP
+        thought, count = _write_table([ledgers[key] for key in keys[:num_read]])
+        if num_read == len(keys):
+            return Proposal(Answer(str(count)), thought)
+        if not may_read(observation):
+            return GIVE_UP
+        return Proposal(Read((keys[num_read],)), f"{thought}[{num_read + 1}]{keys[num_read]}")
 
     def _read_again(self, pairs: Sequence[Pair], ledgers: dict[str, Entries], observation: Observation) -> Proposal:
         """Compare the pair that was read last, and read the next; see `long_ledgers` for the form of the thought."""
@@ -168,6 +171,23 @@ def _compare(first: Entries, second: Entries) -> tuple[str, int]:
     for (field, first_digit), (_, second_digit) in zip(first, second, strict=True):
         count = (count + (first_digit == second_digit)) % MODULUS
         thought += f"{field}{first_digit}{second_digit}{count}"
+    return thought, count
+
+
+def _write_table(ledgers: Sequence[Entries]) -> tuple[str, int]:
+    """Return a thought that adds the last ledger to the table of the others, and the count modulo 10.
+
+    It begins with the count of the others. Each row has a field, its digits in all ledgers, how many of them the last
+    one equals, and the count so far.
+    """
+    *earlier, last = ledgers if ledgers else [()]
+    count = sum(_count_equal(first, second) for first, second in combinations(earlier, 2)) % MODULUS
+    thought = f"={count}"
+    for place, (field, digit) in enumerate(last):
+        digits = [ledger[place][1] for ledger in earlier]
+        matches = digits.count(digit)
+        count = (count + matches) % MODULUS
+        thought += f"{field}{''.join(map(str, digits))}{digit}{matches}{count}"
     return thought, count
 
 

@@ -1,7 +1,9 @@
 """A reader that is trained at random positions, a known cure for contexts that are longer than in training.
 
 Ruoss et al. 2023 (arXiv 2305.16843, section 3): in training the positions of a sequence are a sorted random subset of a
-longer range, so that no distance within that range is new at test.
+longer range, so that no distance within that range is new at test. In the paper the range is fixed, and positions are
+random at test, too. Here play has consecutive positions, so the range is drawn for each sequence, from its own length
+on. With a fixed range of 2,048 the model learned nothing: it never saw neighbours at a distance of 1.
 """
 
 from __future__ import annotations
@@ -37,6 +39,12 @@ class RandomPositionLanguage(TinyLanguage):
 
 
 def draw_positions(rows: int, length: int, num_positions: int, generator: torch.Generator) -> Tensor:
-    """Draw for each row a sorted random subset of 0 to `num_positions` - 1. Returns [rows, length]."""
+    """Draw for each row a sorted random subset of a range from 0 on. Returns [rows, length].
+
+    The size of the range is `length` for half of the rows. For the others it is log-uniform up to `num_positions`.
+    """
+    spread = (2 * torch.rand(rows, 1, generator=generator) - 1).clamp(min=0)
+    sizes = (length * (num_positions / length) ** spread).ceil()
     keys = torch.rand(rows, num_positions, generator=generator)
+    keys = keys.masked_fill(torch.arange(num_positions) >= sizes, -1.0)
     return keys.topk(length, dim=1).indices.sort(dim=1).values

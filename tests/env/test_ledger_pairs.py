@@ -14,7 +14,7 @@ from selfcest_agents.tiny import TinyLanguage
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks.ledger_pairs import LedgerPairs, parse
 from selfcest_env.tasks.source import Style
-from selfcest_env.types import Limits
+from selfcest_env.types import Limits, Task
 
 LIMITS = Limits(
     total_tokens=1600, turn_tokens=500, reply_tokens=4, answer_reserve=12, max_turns=12, max_depth=1, max_reads=16
@@ -49,7 +49,7 @@ def test_the_answer_is_the_number_of_equal_entries_over_all_pairs() -> None:
 
 @pytest.mark.parametrize(
     ("reading", "style", "clones", "reads"),
-    [("again", Style.DELEGATE, True, 0), ("again", Style.READ, False, 6), ("at_once", Style.READ, False, 1)],
+    [("again", Style.DELEGATE, True, 0), ("again", Style.READ, False, 6), ("table", Style.READ, False, 4)],
 )
 def test_experts_are_right(reading: str, style: Style, clones: bool, reads: int) -> None:
     records = play(LedgerPairs(min_named=4, reading=reading), style)
@@ -60,17 +60,35 @@ def test_experts_are_right(reading: str, style: Style, clones: bool, reads: int)
     }
 
 
-def test_reading_again_costs_what_clones_cost_and_reading_once_looks_far_back() -> None:
+def test_reading_again_costs_what_clones_cost_and_a_table_costs_less() -> None:
     def mean_cost(reading: str, style: Style, cost: str) -> float:
         source = LedgerPairs(min_named=4, max_named=4, min_length=12, max_length=12, reading=reading)
         return float(np.mean([getattr(record.cost, cost) for record in play(source, style, 5)]))
 
     total = mean_cost("again", Style.DELEGATE, "total_tokens")
     assert mean_cost("again", Style.READ, "total_tokens") == pytest.approx(total, rel=0.1)
-    assert mean_cost("at_once", Style.READ, "total_tokens") < 0.75 * total
-    assert mean_cost("again", Style.DELEGATE, "critical_path_tokens") < 0.35 * mean_cost(
-        "again", Style.READ, "critical_path_tokens"
-    )
+    assert mean_cost("table", Style.READ, "total_tokens") < 0.6 * total
+    path = mean_cost("again", Style.DELEGATE, "critical_path_tokens")
+    assert path < 0.35 * mean_cost("again", Style.READ, "critical_path_tokens")
+    assert path < 0.6 * mean_cost("table", Style.READ, "critical_path_tokens")
+
+
+def test_a_table_by_hand() -> None:
+    """Fields a and b: 1 and 2 in C, 1 and 3 in E, 1 and 2 in A. C and E agree in a, C and A in both, E and A in a."""
+    context = {"A": "a1b2", "C": "a1b2", "E": "a1b3"}
+    task = Task("t", "*[1]C[2]E[3]A", "4", "ledger_pairs", context)
+    language = TinyLanguage()
+    rules = language.rules(LIMITS)
+    policy = ScriptedPolicy(OracleActor(LedgerPairs(reading="table"), rules.protocol, Style.READ), language.codec)
+    (record,) = rollout([RolloutRequest("e", task, 0)], policy, rules)
+    assert isinstance(record, EpisodeRecord)
+    assert record.answer == "4"
+    assert [turn.generation.text for _, turn in record.turns()] == [
+        "=0[1]C<read>C</read>",
+        "=0a100b200[2]E<read>E</read>",
+        "=0a1111b2301[3]A<read>A</read>",
+        "=1a11123b23214<ans>4<end>",
+    ]
 
 
 def test_a_bound_on_comparisons_holds() -> None:

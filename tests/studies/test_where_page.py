@@ -13,12 +13,21 @@ from studies.where.random_positions import RandomPositionLanguage, draw_position
 
 
 def test_random_positions_are_sorted_subsets() -> None:
-    positions = draw_positions(5, 30, 100, torch.Generator().manual_seed(0))
-    assert positions.shape == (5, 30)
+    positions = draw_positions(8, 30, 100, torch.Generator().manual_seed(0))
+    assert positions.shape == (8, 30)
     assert bool((positions.diff(dim=1) > 0).all())
     assert int(positions.min()) >= 0
     assert int(positions.max()) < 100
-    assert not torch.equal(positions[0], positions[1])
+    assert len(positions.unique(dim=0)) > 2
+
+
+def test_ranges_of_random_positions_go_from_the_length_to_all_positions() -> None:
+    positions = draw_positions(4000, 20, 2000, torch.Generator().manual_seed(0))
+    largest = positions[:, -1].float()
+    assert largest.min() == 19 < 1500 < largest.max() < 2000
+    # Half of the rows are consecutive. The ranges of the others are log-uniform, so half of them are within 200.
+    assert abs((largest == 19).float().mean() - 0.5) < 0.05
+    assert abs((largest < 200).float().mean() - 0.75) < 0.05
 
 
 def test_only_training_has_random_positions() -> None:
@@ -75,13 +84,13 @@ def test_readers_of_different_models_are_not_mixed() -> None:
 
 
 def test_pairs_of_ledgers_have_tables_of_their_own() -> None:
-    cells = [make_cell("where", "delegating", 0, 1.0, 10), make_cell("pairs", "pairs_once", 0, 0.25, 10)]
+    cells = [make_cell("where", "delegating", 0, 1.0, 10), make_cell("pairs", "pairs_table", 0, 0.25, 10)]
     text = study.page(cells, [])
     before, _, pairs = text.partition("## Pairs of ledgers")
     assert "| delegating |" in before
-    assert "| pairs_once |" not in before
-    assert "| 1x16 | pairs_once | 0.25 |" in pairs
-    assert "pairs/pairs_once 1 2" in before
+    assert "| pairs_table |" not in before
+    assert "| 1x16 | pairs_table | 0.25 |" in pairs
+    assert "pairs/pairs_table 1 2" in before
     assert "## Pairs of ledgers" not in study.page(cells[:1], [])
 
 
