@@ -137,7 +137,7 @@ class LedgerPairs(Checked):
         if set(keys[:num_read]) - ledgers.keys():
             return GIVE_UP
         thought, count = _write_table([ledgers[key] for key in keys[:num_read]])
-        if num_read == len(keys):
+        if num_read >= len(keys):
             return Proposal(Answer(str(count)), thought)
         if not may_read(observation):
             return GIVE_UP
@@ -152,7 +152,7 @@ class LedgerPairs(Checked):
             if set(pair) - ledgers.keys():
                 return GIVE_UP
             thought, total = _add_pair(ledgers, pair, total)
-        if num_read == len(pairs):
+        if num_read >= len(pairs):
             return Proposal(Answer(str(total)), thought)
         if not may_read(observation):
             return GIVE_UP
@@ -180,7 +180,9 @@ def _write_table(ledgers: Sequence[Entries]) -> tuple[str, int]:
     It begins with the count of the others. Each row has a field, its digits in all ledgers, how many of them the last
     one equals, and the count so far.
     """
-    *earlier, last = ledgers if ledgers else [()]
+    if not ledgers:
+        return "=0", 0
+    *earlier, last = ledgers
     count = sum(_count_equal(first, second) for first, second in combinations(earlier, 2)) % MODULUS
     thought = f"={count}"
     for place, (field, digit) in enumerate(last):

@@ -1,9 +1,9 @@
-"""A reader that is trained at random positions, a known cure for contexts that are longer than in training.
+"""A reader that is trained at random positions, which is to help with contexts that are longer than in training.
 
 Ruoss et al. 2023 (arXiv 2305.16843, section 3): in training the positions of a sequence are a sorted random subset of a
 longer range, so that no distance within that range is new at test. In the paper the range is fixed, and positions are
-random at test, too. Here play has consecutive positions, so the range is drawn for each sequence, from its own length
-on. With a fixed range of 2,048 the model learned nothing: it never saw neighbours at a distance of 1.
+random at test, too. Here play has consecutive positions, as half of the sequences in training. For the others the range
+is drawn, from the length of the batch on. With a fixed range of 2,048 the model learned nothing.
 """
 
 from __future__ import annotations

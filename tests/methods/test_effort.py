@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,17 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.range_sum import RangeSum
 from selfcest_env.tasks.source import Style, identity_of
+from selfcest_env.tasks.splits import TRAIN, part_of
 from selfcest_env.types import ROOT, Delegate, Limits, Task
 from selfcest_env.views import Observation, observe
 from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
-from selfcest_methods.effort import Effort, TasksWithEffort, tell_effort
+from selfcest_methods.effort import Effort, TasksWithEffort, hide_effort, tell_effort
+from selfcest_training.config_file import load_config
+from selfcest_training.families import TEST_FRACTION, make_families
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 from selfcest_training.stages.registry import make_task_sampler
 
+ROOT_FOLDER = Path(__file__).parents[2]
 RIGHT = Grade(1.0, True, True)
 WRONG = Grade(0.0, False, True)
 FORM = "[{percent}]{task}"
@@ -204,6 +209,8 @@ def test_a_policy_is_told_any_effort_when_it_plays() -> None:
     [
         ({"form": "{task}"}, r"form is '{task}'; expected a text with {task} and {percent}, each once"),
         ({"form": "{percent}{percent}{task}"}, "each once"),
+        ({"form": "{percent}{task}{size}"}, r"form is .*: 'size'; expected {task} and {percent}, braces doubled"),
+        ({"form": "{percent}{task"}, "expected '}' before end of string; expected {task} and {percent}"),
         ({"between": [0.9, 0.2]}, r"between is \[0.9, 0.2\]; expected two shares from 0.01, the smaller one first"),
         ({"between": [0.001, 0.2]}, "expected two shares from 0.01"),
         ({"between": [0.0, 0.2]}, r"between\[0\] is 0"),
@@ -215,6 +222,26 @@ def test_efforts_that_cannot_be_right_are_refused(options: dict[str, Any], words
     if "form" in options:
         with pytest.raises(ConfigError, match=words):
             make_strategy("effort", options, "strategies.x")
+
+
+def test_a_form_sets_the_width_of_the_effort_and_can_be_taken_out_again() -> None:
+    form = "{percent:03};{{}}{task}"
+    prompts = [tell_effort(Task("t", "Add {percent}.", "1", "own"), effort, form).prompt for effort in (0.25, 1.75)]
+    assert prompts == ["025;{}Add {percent}.", "175;{}Add {percent}."]
+    assert {hide_effort(prompt, form) for prompt in prompts} == {"Add {percent}."}
+    assert hide_effort("Add {percent}.", form) == "Add {percent}."
+
+
+def test_no_demonstration_of_the_study_is_a_test_instance_without_its_effort() -> None:
+    tasks = load_config(ROOT_FOLDER / "training" / "configs" / "methods" / "effort.yaml").tasks
+    told = {name: spec for name, spec in tasks.items() if spec.name == "with_effort"}
+    assert len(told) == 3
+    for name, source in make_families(told, TRAIN).items():
+        for seed in range(200):
+            task = source.draw(np.random.default_rng(seed))
+            untold = replace(task, prompt=hide_effort(task.prompt, told[name].options["form"]))
+            assert untold.prompt != task.prompt
+            assert part_of(untold, TEST_FRACTION) == TRAIN
 
 
 def first_turn(task: Task) -> Observation:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from studies.methods.effort import judge_effort
 from studies.trained import digest_of
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,28 @@ def test_perfect_execution_pays_the_cheaper_way_where_the_window_allows(methods:
     found = {"experiment": "methods_when", "errorless": sizes}
     assert methods.perfect_execution(found, chooses=False) == pytest.approx(0.6), "1 less 0.4 for 100 tokens"
     assert methods.perfect_execution(found, chooses=True) == pytest.approx(1 - 0.004 * (20 + 40 + 100 + 100) / 4)
+
+
+def effort_cell(accuracy: float, rise: float, earned: float) -> dict[str, Any]:
+    """A cell whose budgets earn 0.5 at best."""
+    efforts = {
+        "effort_25 at 480": {"accuracy": 0.9, "tokens": 100.0, "earned": 0.1},
+        "effort_175 at 480": {"accuracy": accuracy, "tokens": 100.0 * (1 + rise), "earned": earned},
+    }
+    budgets = {f"every at {budget}": {"accuracy": 0.9, "tokens": 100.0, "earned": 0.5} for budget in (160, 480)}
+    return {"points": {"methods_effort": efforts, "methods_budgets": budgets}}
+
+
+@pytest.mark.parametrize(
+    ("cells", "verdicts"),
+    [
+        ([effort_cell(0.7, 0.14, 0.5), effort_cell(0.65, -0.06, 0.32)], ["held", "held", "held"]),
+        ([effort_cell(0.7, 0.04, 0.5), effort_cell(0.59, 0.08, 0.74)], ["**failed**", "**failed**", "**failed**"]),
+    ],
+)
+def test_predictions_on_efforts_are_judged(cells: list[dict[str, Any]], verdicts: list[str]) -> None:
+    lines = judge_effort(cells).splitlines()[2:]
+    assert [line.split("|")[3].strip() for line in lines] == verdicts
 
 
 def test_the_page_is_what_the_command_prints(methods: ModuleType) -> None:

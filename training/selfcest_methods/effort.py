@@ -24,7 +24,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from string import Formatter
 from typing import ClassVar
 
 import numpy as np
@@ -50,9 +50,13 @@ _ALLOWED_KEY = "allowed_tokens"
 
 def check_form(form: str) -> None:
     """Raise `ConfigError` unless the form has a place for the task and one for the effort."""
-    for place in ("{task}", "{percent}"):
-        if form.count(place) != 1:
-            raise ConfigError(f"form is {form!r}; expected a text with {{task}} and {{percent}}, each once")
+    try:
+        places = sorted(name for _, name, _, _ in Formatter().parse(form) if name is not None)
+        form.format(task="", percent=1)
+    except (ValueError, LookupError, AttributeError) as error:
+        raise ConfigError(f"form is {form!r}: {error}; expected {{task}} and {{percent}}, braces doubled") from None
+    if places != ["percent", "task"]:
+        raise ConfigError(f"form is {form!r}; expected a text with {{task}} and {{percent}}, each once")
 
 
 def check_between(between: tuple[float, float]) -> None:
@@ -68,9 +72,17 @@ def draw_effort(between: tuple[float, float], rng: np.random.Generator) -> float
 
 def tell_effort(task: Task, effort: float, form: str) -> Task:
     """Return the task with the effort in its prompt, in whole percent."""
-    # The task's own text comes last, so that nothing in it is replaced.
-    prompt = form.replace("{percent}", str(round(100 * effort))).replace("{task}", task.prompt)
-    return replace(task, prompt=prompt)
+    return replace(task, prompt=form.format(task=task.prompt, percent=round(100 * effort)))
+
+
+def hide_effort(prompt: str, form: str) -> str:
+    """Return the prompt of the task without its effort, or the prompt itself if it states none."""
+    pattern = ""
+    for literal, name, _, _ in Formatter().parse(form):
+        place = {"task": "(?P<task>.*)", "percent": "[0-9]+", None: ""}[name]
+        pattern += re.escape(literal) + place
+    match = re.fullmatch(pattern, prompt, re.S)
+    return prompt if match is None else match["task"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,7 @@ class EffortOptions(BucketSamplerOptions):
 
     Attributes:
         between: the smallest and the largest effort, as shares of the usual tokens.
-        form: text of the root's prompt, with places for `{task}` and `{percent}`.
+        form: text of the root's prompt, with places for `{task}` and `{percent}`; `{percent:03}` has three digits.
     """
 
     between: tuple[Positive, Positive] = (0.25, 1.75)
@@ -171,10 +183,11 @@ class WithEffort(Strategy, Checked):
 
 @dataclass(frozen=True)
 class TasksWithEffort(Checked):
-    """A task source for demonstrations: the tasks of another source, with an effort in the root's prompt.
+    """Source of the tasks of another source, with an effort in the root's prompt, for demonstrations.
 
     Its expert is that of the other source, which does not see the effort. So demonstrations show the form of the
-    prompt, and nothing says what follows from the effort.
+    prompt, and nothing says what follows from the effort. A split hashes the prompt with its effort, so `source` has to
+    be a training part (`hashed_split`) if the same tasks are evaluated without an effort.
 
     Attributes:
         source: source of the tasks.
@@ -197,8 +210,8 @@ class TasksWithEffort(Checked):
         identity = identity_of(self.source, task)
         if identity is not None:
             task = replace(task, metadata={**task.metadata, IDENTITY: identity})
-        told = tell_effort(task, draw_effort(self.between, rng), self.form)
-        return replace(told, task_id=content_hash(told))
+        task = tell_effort(task, draw_effort(self.between, rng), self.form)
+        return replace(task, task_id=content_hash(task))
 
     def identity(self, task: Task) -> str | None:
         """Return the identity of the task without its effort, if its source gives one."""
@@ -211,15 +224,6 @@ class TasksWithEffort(Checked):
         return self.source.propose(self._hide_effort(observation), rng, style)
 
     def _hide_effort(self, observation: Observation) -> Observation:
-        """Return the observation without the effort. A clone is told none."""
-        told = self._pattern.fullmatch(observation.brief.text)
-        if told is None:
-            return observation
-        return replace(observation, brief=replace(observation.brief, text=told["task"]))
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        form = re.escape(self.form)
-        for place, pattern in (("{percent}", "[0-9]+"), ("{task}", "(?P<task>.*)")):
-            form = form.replace(re.escape(place), pattern)
-        return re.compile(form, re.S)
+        # A clone is told no effort.
+        text = hide_effort(observation.brief.text, self.form)
+        return replace(observation, brief=replace(observation.brief, text=text))
