@@ -119,7 +119,7 @@ EFFORT = """### Effort or a budget
 `methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe; those of `effort`
 state efforts at random. *Earned* is what `every` was trained on. Little follows for the method: the warm start, four
 fifths of the compute, teaches that efforts say nothing, and a KL term holds RL to that. A first version without efforts
-in demonstrations failed (tuning runs below)."""
+in demonstrations failed."""
 
 PLAY = """### Strategies of play
 
@@ -422,6 +422,8 @@ def page(cells: Sequence[Cell], text: str) -> str:
     if efforts:
         parts += [EFFORT, evidence_line(efforts, "`--rerun effort/seed10`"), judge_effort(efforts)]
         parts.append(fold("At every budget and effort", make_effort_table(efforts)))
+        earlier = read_json(FOLDER / "earlier_efforts.json")
+        parts.append(fold("Earlier versions", tuning_table(earlier)))
     played = read_json(FOLDER / "play.json")
     families = played["families"]
     parts += [PLAY.format(**summarize(families)), evidence_line([played], "`--rerun play`"), make_table(families)]
