@@ -117,9 +117,9 @@ EFFORT = """### Effort or a budget
 
 `effort` of `methods/effort.yaml` is told a share of the usual tokens in percent and is not stopped there; `every` of
 `methods/budgets.yaml` is told a budget. They have equal compute and warm starts of the same recipe; those of `effort`
-state efforts at random. *Earned* is what `every` was trained on. Little follows for the method: the warm start, four
-fifths of the compute, teaches that efforts say nothing, and a KL term holds RL to that. A first version without efforts
-in demonstrations failed."""
+state efforts at random. *Earned* is what `every` was trained on. The policy hardly follows its effort. Little follows
+for the method: the warm start, four fifths of the compute, teaches that efforts say nothing, and a KL term holds RL to
+that. A first version without efforts in demonstrations failed."""
 
 PLAY = """### Strategies of play
 
@@ -420,7 +420,7 @@ def page(cells: Sequence[Cell], text: str) -> str:
     ]
     efforts = [read_json(file) for file in sorted(FOLDER.glob("effort-*.json"))]
     if efforts:
-        parts += [EFFORT, evidence_line(efforts, "`--rerun effort/seed10`"), judge_effort(efforts)]
+        parts += [EFFORT, evidence_line(efforts, "`--rerun effort/seed20`"), judge_effort(efforts)]
         parts.append(fold("At every budget and effort", make_effort_table(efforts)))
         earlier = read_json(FOLDER / "earlier_efforts.json")
         parts.append(fold("Earlier versions", tuning_table(earlier)))
