@@ -21,6 +21,7 @@ from selfcest_env.record import read_episodes
 from selfcest_env.reward import TERMS
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import make_task
+from selfcest_env.tasks import SOURCES
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.strategies import STRATEGIES
 from selfcest_training.config_file import parse_as, parse_config
@@ -165,7 +166,8 @@ def test_nothing_outside_the_methods_names_one_of_their_plug_ins() -> None:
 def test_every_method_is_found_as_a_strangers_plug_in_is() -> None:
     """Each entry point leads to a class of the kind of its group, and no registry has it built in."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    registries = {r.group: r for r in (SCHEMES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, STRATEGIES, TERMS)}
+    kinds = (SCHEMES, SOURCES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, STRATEGIES, TERMS)
+    registries = {registry.group: registry for registry in kinds}
     own = {group: references for group, references in project["entry-points"].items() if group.startswith("selfcest.")}
     assert registries.keys() == own.keys()
     for group, references in own.items():
