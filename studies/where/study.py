@@ -117,7 +117,7 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
         for variant, text in RATIOS.items():
             if variant in variants:
                 parts += [text, _make_ratio_table(variants["delegating"], variants[variant])]
-    parts += [PREDICTED, _make_prediction_table({**variants, **pairs})]
+    parts += [PREDICTED, _make_prediction_table(variants)]
     if variants:
         parts += [ACCURACY, _make_accuracy_table(variants), COST, _make_cost_table(variants)]
     if pairs:
@@ -204,19 +204,12 @@ def predict_accuracy(variant: str, sizes: Sequence[str], *, least: float = 0.0, 
     return Prediction(f"{variant}, {', '.join(sizes)}: median accuracy {bound}", (variant,), find)
 
 
-def predict_ratio(
-    size: str,
-    cost: str,
-    low: float,
-    high: float,
-    reader: str = "reading_window",
-    delegating: str = "delegating",
-) -> Prediction:
+def predict_ratio(size: str, cost: str, low: float, high: float, reader: str = "reading_window") -> Prediction:
     """Predict the cost of delegating over that of a reader with a window, of the seeds that are accurate."""
 
     def find(variants: CellsByVariant) -> tuple[str, bool]:
         means = []
-        for variant in (delegating, reader):
+        for variant in ("delegating", reader):
             accurate = list_accurate(variants[variant], size)
             if not accurate:
                 return f"no accurate seed of {variant}", False
@@ -225,8 +218,8 @@ def predict_ratio(
         return f"x{ratio:.2f}", low <= ratio <= high
 
     words = cost.replace("_", " ")
-    text = f"{delegating} over {reader}, {size}, {words}: x{low:.2f} to x{high:.2f}"
-    return Prediction(text, (delegating, reader), find)
+    text = f"delegating over {reader}, {size}, {words}: x{low:.2f} to x{high:.2f}"
+    return Prediction(text, ("delegating", reader), find)
 
 
 INSIDE = ("1x16", "4x6", "9x4")
