@@ -319,11 +319,12 @@ LOAD = """
 import importlib.metadata, json, sys
 from selfcest_env.errors import ConfigError
 from selfcest_env.reward import TERMS
+from selfcest_env.tasks import SOURCES
 from selfcest_eval.play.strategies import STRATEGIES
 from selfcest_training.credit import SCHEMES
 from selfcest_training.stages.registry import GROUP_FILTERS, REWARD_SCHEDULES, TASK_SAMPLERS
 
-kinds = (SCHEMES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, TERMS, STRATEGIES)
+kinds = (SCHEMES, SOURCES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, TERMS, STRATEGIES)
 registries = {registry.group: registry for registry in kinds}
 loaded = {}
 for group, names in json.loads(sys.argv[1]).items():
