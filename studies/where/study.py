@@ -117,7 +117,7 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
         for variant, text in RATIOS.items():
             if variant in variants:
                 parts += [text, _make_ratio_table(variants["delegating"], variants[variant])]
-    parts += [PREDICTED, _make_prediction_table(variants)]
+    parts += [PREDICTED, _make_prediction_table({**variants, **pairs})]
     if variants:
         parts += [ACCURACY, _make_accuracy_table(variants), COST, _make_cost_table(variants)]
     if pairs:
@@ -204,12 +204,14 @@ def predict_accuracy(variant: str, sizes: Sequence[str], *, least: float = 0.0, 
     return Prediction(f"{variant}, {', '.join(sizes)}: median accuracy {bound}", (variant,), find)
 
 
-def predict_ratio(size: str, cost: str, low: float, high: float, reader: str = "reading_window") -> Prediction:
+def predict_ratio(
+    size: str, cost: str, low: float, high: float, reader: str = "reading_window", delegating: str = "delegating"
+) -> Prediction:
     """Predict the cost of delegating over that of a reader with a window, of the seeds that are accurate."""
 
     def find(variants: CellsByVariant) -> tuple[str, bool]:
         means = []
-        for variant in ("delegating", reader):
+        for variant in (delegating, reader):
             accurate = list_accurate(variants[variant], size)
             if not accurate:
                 return f"no accurate seed of {variant}", False
@@ -218,8 +220,8 @@ def predict_ratio(size: str, cost: str, low: float, high: float, reader: str = "
         return f"x{ratio:.2f}", low <= ratio <= high
 
     words = cost.replace("_", " ")
-    text = f"delegating over {reader}, {size}, {words}: x{low:.2f} to x{high:.2f}"
-    return Prediction(text, ("delegating", reader), find)
+    text = f"{delegating} over {reader}, {size}, {words}: x{low:.2f} to x{high:.2f}"
+    return Prediction(text, (delegating, reader), find)
 
 
 INSIDE = ("1x16", "4x6", "9x4")
@@ -248,6 +250,14 @@ PREDICTIONS = (
     predict_ratio("6x20", "critical_path_tokens", 0.22, 0.28, "reading_tight"),
     predict_ratio("6x20", "visible_token_steps", 0.56, 0.66, "reading_tight"),
     predict_ratio("6x20", "visible_context", 0.85, 0.95, "reading_tight"),
+    # Of pairs, committed before the first reported seed of each reader.
+    predict_accuracy("pairs_delegating", ("2x12", "4x6"), least=0.97),
+    predict_accuracy("pairs_table", ("2x12", "4x6"), least=0.9),
+    predict_accuracy("pairs_delegating", ("4x12", "5x12"), least=0.9),
+    predict_accuracy("pairs_table", ("4x12", "5x12"), most=0.3),
+    predict_ratio("4x6", "total_tokens", 1.65, 2.0, "pairs_table", "pairs_delegating"),
+    predict_ratio("4x6", "critical_path_tokens", 0.45, 0.6, "pairs_table", "pairs_delegating"),
+    predict_ratio("4x6", "visible_token_steps", 0.38, 0.52, "pairs_table", "pairs_delegating"),
 )
 
 
@@ -336,9 +346,10 @@ ACCURACY = "## Accuracy"
 PAIRS_TEXT = """## Pairs of ledgers
 
 `*[1]C[2]E[3]A` names ledgers: for each pair of them, the fields with equal digits are counted, and the answer is the
-sum modulo 10. Each pair needs both texts at once. `pairs_delegating` gives each pair to a clone, `pairs_again` reads
-both ledgers of each pair again, and `pairs_table` reads each ledger once and writes a table of all digits so far. All
-see the first 64 and the last 160 tokens. They were shown up to five ledgers and 36 comparisons, in 5.25 M tokens."""
+sum modulo 10. Each pair needs both texts at once. `pairs_delegating` gives each pair to a clone, `pairs_again` lists
+all pairs and reads both ledgers of each again, and `pairs_table` reads each ledger once and writes a table of all
+digits so far. All see the first 64 and the last 160 tokens. They were shown up to five ledgers and 36 comparisons, in
+5.25 M tokens."""
 
 COST = """## Costs
 
