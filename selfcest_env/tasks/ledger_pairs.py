@@ -144,12 +144,9 @@ class LedgerPairs(Checked):
         return Proposal(Read((keys[num_read],)), f"{thought}[{num_read + 1}]{keys[num_read]}")
 
     def _read_again(self, pairs: Sequence[Pair], ledgers: dict[str, Entries], observation: Observation) -> Proposal:
-        """Compare the pair that was read last, and read the next; see `long_ledgers` for the form of the thought.
-
-        The first thought lists all pairs, as a root's call does. So the next one can be copied from there.
-        """
+        """Compare the pair that was read last, and read the next; see `long_ledgers` for the form of the thought."""
         num_read = observation.turn
-        thought = "".join(f"[{number}]{''.join(pair)}" for number, pair in enumerate(pairs, 1)) + "=00"
+        thought = "=00"
         total = 0
         for pair in pairs[:num_read]:
             if set(pair) - ledgers.keys():

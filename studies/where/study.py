@@ -252,9 +252,14 @@ PREDICTIONS = (
     predict_ratio("6x20", "visible_context", 0.85, 0.95, "reading_tight"),
     # Of pairs, committed before the first reported seed of each reader.
     predict_accuracy("pairs_delegating", ("2x12", "4x6"), least=0.97),
+    predict_accuracy("pairs_again", ("2x12", "4x6"), least=0.95),
     predict_accuracy("pairs_table", ("2x12", "4x6"), least=0.9),
     predict_accuracy("pairs_delegating", ("4x12", "5x12"), least=0.9),
+    predict_accuracy("pairs_again", ("4x12", "5x12"), most=0.3),
     predict_accuracy("pairs_table", ("4x12", "5x12"), most=0.3),
+    predict_ratio("4x6", "total_tokens", 1.0, 1.12, "pairs_again", "pairs_delegating"),
+    predict_ratio("4x6", "critical_path_tokens", 0.3, 0.42, "pairs_again", "pairs_delegating"),
+    predict_ratio("4x6", "visible_token_steps", 0.22, 0.32, "pairs_again", "pairs_delegating"),
     predict_ratio("4x6", "total_tokens", 1.65, 2.0, "pairs_table", "pairs_delegating"),
     predict_ratio("4x6", "critical_path_tokens", 0.45, 0.6, "pairs_table", "pairs_delegating"),
     predict_ratio("4x6", "visible_token_steps", 0.38, 0.52, "pairs_table", "pairs_delegating"),
@@ -346,10 +351,9 @@ ACCURACY = "## Accuracy"
 PAIRS_TEXT = """## Pairs of ledgers
 
 `*[1]C[2]E[3]A` names ledgers: for each pair of them, the fields with equal digits are counted, and the answer is the
-sum modulo 10. Each pair needs both texts at once. `pairs_delegating` gives each pair to a clone, `pairs_again` lists
-all pairs and reads both ledgers of each again, and `pairs_table` reads each ledger once and writes a table of all
-digits so far. All see the first 64 and the last 160 tokens. They were shown up to five ledgers and 36 comparisons, in
-5.25 M tokens."""
+sum modulo 10. Each pair needs both texts at once. `pairs_delegating` gives each pair to a clone, `pairs_again` reads
+both ledgers of each pair again, and `pairs_table` reads each ledger once and writes a table of all digits so far. All
+see the first 64 and the last 160 tokens. They were shown up to five ledgers and 36 comparisons, in 5.25 M tokens."""
 
 COST = """## Costs
 

@@ -60,15 +60,6 @@ def test_experts_are_right(reading: str, style: Style, clones: bool, reads: int)
     }
 
 
-def test_who_reads_again_lists_all_pairs_first() -> None:
-    """So that the next pair can be copied, however long the ledgers are."""
-    for record in play(LedgerPairs(min_named=3, max_named=4), Style.READ, 10):
-        keys = re.findall("[A-Z]", record.task.prompt)
-        pairs = [first + second for i, first in enumerate(keys) for second in keys[i + 1 :]]
-        listed = record.root.turns[0].generation.text.partition("=")[0]
-        assert re.findall(r"\[([0-9]+)\]([A-Z]{2})", listed) == [(str(i), pair) for i, pair in enumerate(pairs, 1)]
-
-
 def test_reading_again_costs_what_clones_cost_and_a_table_costs_less() -> None:
     def mean_cost(reading: str, style: Style, cost: str) -> float:
         source = LedgerPairs(min_named=4, max_named=4, min_length=12, max_length=12, reading=reading)

@@ -43,11 +43,14 @@ def test_only_training_has_random_positions() -> None:
     assert TinyConfig().max_positions == 2048
 
 
+PAIR_SIZES = ("2x12", "4x6", "4x12", "5x12")
+
+
 def make_cell(experiment: str, variant: str, seed: int, accuracy: float, path: float) -> dict[str, Any]:
     costs = dict.fromkeys((*study.COSTS, *study.WINDOW_COSTS), 100.0)
     sizes = {
         size: {**costs, "accuracy": accuracy, "shift": "in", "critical_path_tokens": path}
-        for size in (*study.INSIDE, *study.LONG, "3x26", "12x13")
+        for size in (PAIR_SIZES if experiment == "pairs" else (*study.INSIDE, *study.LONG, "3x26", "12x13"))
     }
     return {
         "experiment": experiment,
@@ -90,7 +93,7 @@ def test_pairs_of_ledgers_have_tables_of_their_own() -> None:
     before, _, pairs = text.partition("## Pairs of ledgers")
     assert "| delegating |" in before
     assert "| pairs_table |" not in before
-    assert "| 1x16 | pairs_table | 0.25 |" in pairs
+    assert "| 2x12 | pairs_table | 0.25 |" in pairs
     assert "pairs/pairs_table 1 2" in before
     assert "## Pairs of ledgers" not in study.page(cells[:1], [])
 
