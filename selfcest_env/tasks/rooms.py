@@ -1,8 +1,9 @@
 """The expert for bAbI's questions about people, things and rooms.
 
 Task 1 asks where a person is, task 6 whether a person is in a room, task 2 where a thing is, task 3 where it was before
-another room. The expert extracts from each part of a story the last room of a person. For a thing it copies all
-statements, and quotes from the copies the two from which the room follows. These are bAbI's supporting facts.
+another room. The expert extracts from each part of a story the last room of a person. For a thing (task 2) it asks all
+parts who took or dropped it last, and then for the last room of that person. For task 3 it copies all statements. A
+reader of task 2 quotes the two statements from which the room follows: bAbI's supporting facts.
 """
 
 from __future__ import annotations
@@ -39,12 +40,17 @@ _QUESTIONS = (
     re.compile(r"Where was the (?P<thing>[a-z]+) before the (?P<room>[a-z]+)\?"),
 )
 _PERSON_IN_PART = "Where is {} at the end of your part? Answer 'nowhere' if it does not say."
+_THING_IN_PART = (
+    "Quote the last sentence of your part in which a person takes or drops the {}. If it is dropped, quote as well "
+    "where that person was. Answer 'nothing' if there is none."
+)
 _ALL_IN_PART = (
     "Copy each sentence of your part in which a person goes to a room, or takes or drops a thing. "
     "Answer 'nothing' if there is none."
 )
 _PART_QUESTIONS = (
     re.compile(re.escape(_PERSON_IN_PART).replace(r"\{\}", "(?P<person>[A-Za-z]+)")),
+    re.compile(re.escape(_THING_IN_PART).replace(r"\{\}", "(?P<thing>[a-z]+)")),
     re.compile(re.escape(_ALL_IN_PART)),
 )
 _EVENT = re.compile(
@@ -79,33 +85,37 @@ def understands(observation: Observation) -> bool:
 
 
 def propose(observation: Observation, style: Style) -> Proposal:
-    """Ask a clone about every part at once, or read all parts, and conclude from the events."""
+    """Ask clones about their parts, or read all parts, and conclude from the events."""
     seen = documents_in_sight(observation)
-    question = _match_question(observation.brief.text, _PART_QUESTIONS)
-    if question is not None:
-        return Proposal(Answer(_report(question, " ".join(seen.values())))) if seen else GIVE_UP
+    objective = _match_question(observation.brief.text, _PART_QUESTIONS)
+    if objective is not None:
+        return Proposal(Answer(_report(objective, " ".join(seen.values())))) if seen else GIVE_UP
     question = _match_question(observation.brief.text, _QUESTIONS)
     if question is None:
         return GIVE_UP
     call = find_last_call(observation)
-    if call and all(_is_report(question, reply.text or "") for reply in call.replies):
-        return _conclude(question, [reply.text or "" for reply in call.replies])
+    if call:
+        asked = _match_question(call.requests[0].objective, _PART_QUESTIONS)
+        reports = [reply.text or "" for reply in call.replies]
+        if asked is not None and all(_is_report(asked, report) for report in reports):
+            return _conclude_from_clones(observation, question, asked, reports)
     keys = observation.brief.keys
     missing = tuple(key for key in keys if key not in seen)
     if not missing:
         texts = [seen[key] for key in keys] or list(seen.values())
-        reports = [_report(question, text) for text in texts]
-        proposal = _conclude(question, reports)
+        if "person" in question:
+            return _conclude(question, [_report(question, text) for text in texts])
+        copied = [_copy(text) for text in texts]
+        proposal = _conclude(question, copied)
         # A reader copies the statements as well, before it follows the thing.
-        copied = " ".join(report for report in reports if report != NOTHING) if "thing" in question else ""
-        return replace(proposal, thought=f"{copied}\n{proposal.thought}") if copied else proposal
-    objective = _PERSON_IN_PART.format(question["person"]) if "person" in question else _ALL_IN_PART
+        thought = " ".join(report for report in copied if report != NOTHING)
+        return replace(proposal, thought=f"{thought}\n{proposal.thought}") if thought else proposal
     # Whether an action is possible, and the action; the preferred one first.
     options: list[tuple[bool, Action]] = [
         (may_read(observation), Read(missing)),
         (
             call is None and may_delegate(observation, len(missing)),
-            Delegate(tuple(CloneRequest(objective, (key,)) for key in missing)),
+            _ask(_write_objective(question), missing),
         ),
     ]
     if style is Style.DELEGATE:
@@ -136,9 +146,10 @@ def remember(question: str, memory: str, text: str) -> Proposal:
     asked = _match_question(question, _QUESTIONS)
     if asked is None:
         return GIVE_UP
-    report = _report(asked, text)
     if "person" in asked:
+        report = _report(asked, text)
         return Proposal(Answer(memory if report == NOWHERE else report), report)
+    report = _copy(text)
     world = _World.read(memory)
     world.follow(report, asked["thing"])
     # A question about an earlier room needs all rooms of the thing, any other one only the last.
@@ -169,20 +180,60 @@ def _find_events(text: str) -> list[Event]:
     return events
 
 
-def _report(question: dict[str, str], text: str) -> str:
-    """Return the room of a person at the end of a text, or the statements in it, in the form of a clone's reply."""
+def _write_objective(question: dict[str, str]) -> str:
+    """Return what each clone is asked first for a question about the whole story."""
     if "person" in question:
-        rooms = [event.does for event in _find_events(text) if event.person == question["person"] and not event.thing]
+        return _PERSON_IN_PART.format(question["person"])
+    return _ALL_IN_PART if "room" in question else _THING_IN_PART.format(question["thing"])
+
+
+def _ask(objective: str, keys: Iterable[str]) -> Delegate:
+    return Delegate(tuple(CloneRequest(objective, (key,)) for key in keys))
+
+
+def _report(asked: dict[str, str], text: str) -> str:
+    """Return a clone's reply: the room of a person at the end of a text, or what it says about a thing, or of all."""
+    if "person" in asked:
+        rooms = [event.does for event in _find_events(text) if event.person == asked["person"] and not event.thing]
         return rooms[-1] if rooms else NOWHERE
+    if "thing" not in asked:
+        return _copy(text)
+    quoted = _find_last(asked["thing"], _find_events(text))
+    # Where the thing is carried after a taking may stand in any later part.
+    return " ".join(event.statement for event in quoted if event.thing or quoted[0].does == DROPS) or NOTHING
+
+
+def _copy(text: str) -> str:
+    """Return all statements of a text."""
     return " ".join(event.statement for event in _find_events(text)) or NOTHING
 
 
-def _is_report(question: dict[str, str], reply: str) -> bool:
+def _is_report(asked: dict[str, str], reply: str) -> bool:
     """Return whether a reply has the form that `_report` returns."""
-    if "person" in question:
+    if "person" in asked:
         return reply.strip() not in ("", "?")
     sentences = reply.strip().removesuffix(".").split(".")
     return reply.strip() == NOTHING or all(_EVENT.fullmatch(sentence.strip()) for sentence in sentences)
+
+
+def _conclude_from_clones(
+    observation: Observation, question: dict[str, str], asked: dict[str, str], reports: Sequence[str]
+) -> Proposal:
+    """Answer from the replies of a call, or ask where the last person was who had the thing."""
+    if "thing" not in asked:
+        person = {"person": asked["person"]} if "thing" in question and "person" in asked else question
+        return _conclude(person, reports)
+    place = max((place for place, report in enumerate(reports) if report.strip() != NOTHING), default=None)
+    if place is None:
+        return GIVE_UP
+    last, *move = _find_events(reports[place])
+    if move:
+        return Proposal(Answer(move[-1].does), reports[place])
+    # Who dropped it may have moved since. That was not in the same part before: the clone would have quoted it.
+    keys = observation.brief.keys[:place] if last.does == DROPS else observation.brief.keys
+    if not keys or not may_delegate(observation, len(keys)):
+        return GIVE_UP
+    return Proposal(_ask(_PERSON_IN_PART.format(last.person), keys), reports[place])
 
 
 def _conclude(question: dict[str, str], reports: Sequence[str]) -> Proposal:
@@ -199,20 +250,23 @@ def _conclude(question: dict[str, str], reports: Sequence[str]) -> Proposal:
     clauses: list[str] = []
     for report in reports:
         clauses += world.follow(report, question["thing"])
-    thought = "; ".join(clauses) if "room" in question else _quote(question["thing"], " ".join(reports))
+    if "room" in question:
+        thought = "; ".join(clauses)
+    else:
+        last = _find_last(question["thing"], _find_events(" ".join(reports)))
+        thought = " ".join(event.statement for event in last)
     return _pick_room(question, world.rooms, thought)
 
 
-def _quote(thing: str, text: str) -> str:
-    """Return the last statement about a thing and the last movement of its person, before the dropping if it is one."""
-    events = _find_events(text)
+def _find_last(thing: str, events: Sequence[Event]) -> list[Event]:
+    """Return the last event of a thing and the last movement of its person, before the dropping if it is one."""
     places = [place for place, event in enumerate(events) if event.thing == thing]
     if not places:
-        return ""
+        return []
     last = events[places[-1]]
     before = events[: places[-1]] if last.does == DROPS else events
     moves = [event for event in before if event.person == last.person and not event.thing]
-    return " ".join(event.statement for event in (last, *moves[-1:]))
+    return [last, *moves[-1:]]
 
 
 def _pick_room(question: dict[str, str], rooms: Sequence[str], thought: str) -> Proposal:

@@ -366,7 +366,8 @@ of at most 2,560 tokens. [Facts in a novel](novels.md) says what the strategies 
 
 `python -m studies novels` prints this page from `studies/novels/evidence`, and `--rerun delegating/seed0` trains and
 plays one cell on a GPU (`novels_gpu.yaml`). **No result yet**: on task 2, which needs two facts, no policy of the log
-below passes the gate, .6 right at 4,000 tokens. On task 1 clones do; their rivals are not trained."""
+below passes the gate, .6 right at 4,000 tokens. On task 1 clones do; their rivals are not trained. Since these runs
+roots ask twice: for the thing, then for its last person. This is not trained yet."""
 
 PREDICTED = "## Predictions"
 
