@@ -192,14 +192,14 @@ def _ask(objective: str, keys: Iterable[str]) -> Delegate:
 
 
 def _report(asked: dict[str, str], text: str) -> str:
-    """Return a clone's reply: the room of a person at the end of a text, or what it says about a thing, or of all."""
+    """Return a clone's reply: the last room of a person, the last statement about a thing, or all statements."""
     if "person" in asked:
         rooms = [event.does for event in _find_events(text) if event.person == asked["person"] and not event.thing]
         return rooms[-1] if rooms else NOWHERE
     if "thing" not in asked:
         return _copy(text)
     quoted = _find_last(asked["thing"], _find_events(text))
-    # Where the thing is carried after a taking may stand in any later part.
+    # A thing that was taken may be carried on in any later part, so its room is not quoted.
     return " ".join(event.statement for event in quoted if event.thing or quoted[0].does == DROPS) or NOTHING
 
 
@@ -219,17 +219,16 @@ def _is_report(asked: dict[str, str], reply: str) -> bool:
 def _conclude_from_clones(
     observation: Observation, question: dict[str, str], asked: dict[str, str], reports: Sequence[str]
 ) -> Proposal:
-    """Answer from the replies of a call, or ask where the last person was who had the thing."""
+    """Answer from the replies of a call, or ask in a second call where the thing's last person was."""
     if "thing" not in asked:
-        person = {"person": asked["person"]} if "thing" in question and "person" in asked else question
-        return _conclude(person, reports)
+        return _conclude({**question, **asked}, reports)
     place = max((place for place, report in enumerate(reports) if report.strip() != NOTHING), default=None)
     if place is None:
         return GIVE_UP
     last, *move = _find_events(reports[place])
     if move:
         return Proposal(Answer(move[-1].does), reports[place])
-    # Who dropped it may have moved since. That was not in the same part before: the clone would have quoted it.
+    # The room of a drop stands in an earlier part, or the clone would have quoted it.
     keys = observation.brief.keys[:place] if last.does == DROPS else observation.brief.keys
     if not keys or not may_delegate(observation, len(keys)):
         return GIVE_UP
