@@ -250,6 +250,9 @@ PREDICTIONS = (
     predict_ratio("6x20", "critical_path_tokens", 0.22, 0.28, "reading_tight"),
     predict_ratio("6x20", "visible_token_steps", 0.56, 0.66, "reading_tight"),
     predict_ratio("6x20", "visible_context", 0.85, 0.95, "reading_tight"),
+    # Of random positions, committed before their first reported seed.
+    predict_accuracy("reading_random", INSIDE, most=0.9),
+    predict_accuracy("reading_random", LONG, most=0.3),
     # Of pairs, committed before the first reported seed of each reader.
     predict_accuracy("pairs_delegating", ("2x12", "4x6"), least=0.97),
     predict_accuracy("pairs_again", ("2x12", "4x6"), least=0.95),
