@@ -1,9 +1,10 @@
 """The expert for bAbI's questions about people, things and rooms.
 
 Task 1 asks where a person is, task 6 whether a person is in a room, task 2 where a thing is, task 3 where it was before
-another room. The expert extracts from each part of a story the last room of a person. For a thing (task 2) it asks all
-parts who took or dropped it last, and then for the last room of that person. For task 3 it copies all statements. A
-reader of task 2 quotes the two statements from which the room follows: bAbI's supporting facts.
+another room. The expert extracts from each part of a story the last room of a person. For a thing (task 2) it asks a
+clone for each part for the last taking or dropping. Unless that reply has the room, it asks for the last room of that
+person; a thing whose last person has no room gets no answer. For task 3 it copies all statements. A reader of task 2
+quotes the two statements from which the room follows: bAbI's supporting facts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from selfcest_env.tasks.source import (
     GIVE_UP,
+    LastCall,
     Proposal,
     Style,
     documents_in_sight,
@@ -41,8 +43,8 @@ _QUESTIONS = (
 )
 _PERSON_IN_PART = "Where is {} at the end of your part? Answer 'nowhere' if it does not say."
 _THING_IN_PART = (
-    "Quote the last sentence of your part in which a person takes or drops the {}. If it is dropped, quote as well "
-    "where that person was. Answer 'nothing' if there is none."
+    "Quote the last sentence of your part in which a person takes or drops the {}. If it is dropped, also quote the "
+    "last sentence before that in which this person goes to a room. Answer 'nothing' if there is none."
 )
 _ALL_IN_PART = (
     "Copy each sentence of your part in which a person goes to a room, or takes or drops a thing. "
@@ -95,10 +97,9 @@ def propose(observation: Observation, style: Style) -> Proposal:
         return GIVE_UP
     call = find_last_call(observation)
     if call:
-        asked = _match_question(call.requests[0].objective, _PART_QUESTIONS)
-        reports = [reply.text or "" for reply in call.replies]
-        if asked is not None and all(_is_report(asked, report) for report in reports):
-            return _conclude_from_clones(observation, question, asked, reports)
+        proposal = _conclude_from_clones(observation, question, call)
+        if proposal is not None:
+            return proposal
     keys = observation.brief.keys
     missing = tuple(key for key in keys if key not in seen)
     if not missing:
@@ -115,7 +116,7 @@ def propose(observation: Observation, style: Style) -> Proposal:
         (may_read(observation), Read(missing)),
         (
             call is None and may_delegate(observation, len(missing)),
-            _ask(_write_objective(question), missing),
+            Delegate(tuple(CloneRequest(_write_objective(question), (key,)) for key in missing)),
         ),
     ]
     if style is Style.DELEGATE:
@@ -187,10 +188,6 @@ def _write_objective(question: dict[str, str]) -> str:
     return _ALL_IN_PART if "room" in question else _THING_IN_PART.format(question["thing"])
 
 
-def _ask(objective: str, keys: Iterable[str]) -> Delegate:
-    return Delegate(tuple(CloneRequest(objective, (key,)) for key in keys))
-
-
 def _report(asked: dict[str, str], text: str) -> str:
     """Return a clone's reply: the last room of a person, the last statement about a thing, or all statements."""
     if "person" in asked:
@@ -212,14 +209,28 @@ def _is_report(asked: dict[str, str], reply: str) -> bool:
     """Return whether a reply has the form that `_report` returns."""
     if "person" in asked:
         return reply.strip() not in ("", "?")
-    sentences = reply.strip().removesuffix(".").split(".")
-    return reply.strip() == NOTHING or all(_EVENT.fullmatch(sentence.strip()) for sentence in sentences)
+    if reply.strip() == NOTHING:
+        return True
+    events = _find_events(reply)
+    if not events or " ".join(event.statement for event in events) != reply.strip():
+        return False
+    if "thing" not in asked:
+        return True
+    last, *moves = events
+    has_form = not moves or [(last.does, last.person, "")] == [(DROPS, move.person, move.thing) for move in moves]
+    return last.thing == asked["thing"] and has_form
 
 
-def _conclude_from_clones(
-    observation: Observation, question: dict[str, str], asked: dict[str, str], reports: Sequence[str]
-) -> Proposal:
-    """Answer from the replies of a call, or ask in a second call where the thing's last person was."""
+def _conclude_from_clones(observation: Observation, question: dict[str, str], call: LastCall) -> Proposal | None:
+    """Answer from the replies of a call, or ask in a second call for the room of the person who had the thing last.
+
+    Returns:
+        `None` if a reply has another form than the expert's, or a second call is needed and cannot be granted.
+    """
+    asked = _match_question(call.requests[0].objective, _PART_QUESTIONS)
+    reports = [reply.text or "" for reply in call.replies]
+    if asked is None or not all(_is_report(asked, report) for report in reports):
+        return None
     if "thing" not in asked:
         return _conclude({**question, **asked}, reports)
     place = max((place for place, report in enumerate(reports) if report.strip() != NOTHING), default=None)
@@ -229,10 +240,13 @@ def _conclude_from_clones(
     if move:
         return Proposal(Answer(move[-1].does), reports[place])
     # The room of a drop stands in an earlier part, or the clone would have quoted it.
-    keys = observation.brief.keys[:place] if last.does == DROPS else observation.brief.keys
-    if not keys or not may_delegate(observation, len(keys)):
+    requests = call.requests[:place] if last.does == DROPS else call.requests
+    if not requests:
         return GIVE_UP
-    return Proposal(_ask(_PERSON_IN_PART.format(last.person), keys), reports[place])
+    if not may_delegate(observation, len(requests)):
+        return None
+    objective = _PERSON_IN_PART.format(last.person)
+    return Proposal(Delegate(tuple(replace(request, objective=objective) for request in requests)), reports[place])
 
 
 def _conclude(question: dict[str, str], reports: Sequence[str]) -> Proposal:

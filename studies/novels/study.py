@@ -53,7 +53,6 @@ VARIANTS = ("delegating", "memory", "full_reader")
 EVERY_SEED = ("delegate", "memory_agent", "oracle_documents")  # the other strategies play with the policies of seed 0
 SIZES = ("4k", "16k", "32k", "128k")
 ONE_SEED = ("128k",)  # sizes that seed 0 alone plays
-SHORT_REPLIES = "delegate_short_replies"  # the clones at 128,000 tokens, in one row with those at shorter lengths
 COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
 
 
@@ -173,8 +172,7 @@ def collect(results: Iterable[Result]) -> dict[str, Any]:
     played: dict[str, dict[str, list[Result]]] = {}
     for result in results:
         if result.place.style is None:
-            strategy = "delegate" if result.place.strategy == SHORT_REPLIES else result.place.strategy
-            played.setdefault(strategy, {}).setdefault(result.place.size, []).append(result)
+            played.setdefault(result.place.strategy, {}).setdefault(result.place.size, []).append(result)
     strategies: dict[str, Any] = {}
     for strategy, sizes in played.items():
         for size, found in sizes.items():
@@ -367,7 +365,7 @@ of at most 2,560 tokens. [Facts in a novel](novels.md) says what the strategies 
 `python -m studies novels` prints this page from `studies/novels/evidence`, and `--rerun delegating/seed0` trains and
 plays one cell on a GPU (`novels_gpu.yaml`). **No result yet**: on task 2, which needs two facts, no policy of the log
 below passes the gate, .6 right at 4,000 tokens. On task 1 clones do; their rivals are not trained. Since these runs
-roots ask twice: for the thing, then for its last person. This is not trained yet."""
+roots ask twice, for the thing and for its last person. No policy has been trained with two calls yet."""
 
 PREDICTED = "## Predictions"
 

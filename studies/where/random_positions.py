@@ -3,8 +3,8 @@
 Ruoss et al. 2023 (arXiv 2305.16843, section 3): in training the positions of a sequence are a sorted random subset of a
 longer range, so that no distance within that range is new at test. In the paper the range is fixed, and positions are
 random at test, too. Here play has consecutive positions, as half of the sequences in training. For the others the range
-is drawn, from the length of the batch up to four times that. With up to 2,048 positions, drawn or fixed, the model did
-not learn.
+is drawn, from the length of the batch up to four times that. With up to 2,048 positions, drawn or fixed, one attempt
+was right on .12 of its probe at most, with four times the length on .36.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def draw_positions(rows: int, length: int, num_positions: int, generator: torch.
     """Draw for each row a sorted random subset of a range from 0 on. Returns [rows, length].
 
     The size of the range is `length` for half of the rows. For the others it is log-uniform, up to `MOST_STRETCH` times
-    the length and `num_positions`.
+    the length, and no position is above `num_positions`.
     """
     spread = (2 * torch.rand(rows, 1, generator=generator) - 1).clamp(min=0)
-    sizes = (length * MOST_STRETCH**spread).ceil().clamp(max=num_positions)
+    sizes = (length * MOST_STRETCH**spread).ceil()
     keys = torch.rand(rows, num_positions, generator=generator)
     keys = keys.masked_fill(torch.arange(num_positions) >= sizes, -1.0)
     return keys.topk(length, dim=1).indices.sort(dim=1).values

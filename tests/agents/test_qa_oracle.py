@@ -24,12 +24,12 @@ from selfcest_env.tasks.hotpotqa import HotpotQA
 from selfcest_env.tasks.long_context import Babilong, Distractors
 from selfcest_env.tasks.musique import Musique
 from selfcest_env.tasks.qa import QuestionSource, UserQuestions
-from selfcest_env.tasks.source import ExpertSource, Style
+from selfcest_env.tasks.source import ExpertSource, Proposal, Style
 from selfcest_env.tasks.support import support_overlap, used_documents
 from selfcest_env.tasks.two_wiki import TwoWiki
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.types import Limits, Outcome, Role, Task
+from selfcest_env.types import Answer, Limits, Outcome, Role, Task
 from selfcest_env.views import Observation
 
 WIDE = {"total_tokens": 400_000, "turn_tokens": 4000, "max_turns": 12, "reply_tokens": 100, "max_clones": 64}
@@ -243,9 +243,11 @@ def test_people_and_things_of_a_story(tmp_path: Path, style: Style) -> None:
     source = Babi(str(tmp_path / "qa.txt"), statements_per_document=3)
     for task, record in zip(source.tasks(), play(source, source.tasks(), style), strict=True):
         assert record.answer == task.answer, task.prompt
-        calls = {1, 2} if task.prompt.startswith("Where is the") else {1}
-        clones = {num_calls * len(task.context) for num_calls in calls} if style is Style.DELEGATE else {0}
-        assert len(record.agents) - 1 in clones
+        if style is Style.DELEGATE:
+            is_known_thing = task.prompt.startswith("Where is the") and task.answer != "?"
+            assert len(record.agents) - 1 == (2 if is_known_thing else 1) * len(task.context)
+        else:
+            assert len(record.agents) == 1
 
 
 def test_the_clones_are_asked_for_the_thing_and_then_for_its_person(tmp_path: Path) -> None:
@@ -253,18 +255,18 @@ def test_the_clones_are_asked_for_the_thing_and_then_for_its_person(tmp_path: Pa
     source = Babi(str(tmp_path / "qa.txt"), statements_per_document=3)
     taken, held, before, *_ = play(source, source.tasks()[:3], Style.DELEGATE)
     quote = (
-        "Quote the last sentence of your part in which a person takes or drops the football. If it is dropped, quote "
-        "as well where that person was. Answer 'nothing' if there is none."
+        "Quote the last sentence of your part in which a person takes or drops the football. If it is dropped, also "
+        "quote the last sentence before that in which this person goes to a room. Answer 'nothing' if there is none."
     )
     where = "Where is Mary at the end of your part? Answer 'nowhere' if it does not say."
-    said = ["John picked up the football there.", "John left the football. John travelled to the kitchen.", "nothing"]
+    quotes = ["John picked up the football there.", "John left the football. John travelled to the kitchen.", "nothing"]
     for record, rooms in (
         (taken, ["bathroom", "nowhere", "kitchen", "nowhere"]),
         (held, ["bathroom", "nowhere", "kitchen", "garden"]),
     ):
         assert objectives(record) == [
             (objective, (f"part {number}",), part)
-            for objective, parts in ((quote, [*said, "Mary took the football there."]), (where, rooms))
+            for objective, parts in ((quote, [*quotes, "Mary took the football there."]), (where, rooms))
             for number, part in enumerate(parts, 1)
         ]
         assert record.root.turns[1].generation.text.startswith("Mary took the football there.\n")
@@ -276,12 +278,16 @@ def test_the_clones_are_asked_for_the_thing_and_then_for_its_person(tmp_path: Pa
     )
 
 
-def test_who_dropped_a_thing_is_looked_for_in_the_parts_before(tmp_path: Path) -> None:
-    """Its movement after the dropping does not count, and none of a later part does."""
+def write_story(folder: Path) -> Babi:
     story = ["Mary went to the garden.", "Mary got the milk.", "Mary left the milk.", "Mary went to the office."]
     lines = [f"{number} {statement}" for number, statement in enumerate([*story, "Mary went to the kitchen."], 1)]
-    (tmp_path / "qa.txt").write_text("\n".join([*lines, "6 Where is the milk? \tgarden\t3 1"]), encoding="utf-8")
-    source = Babi(str(tmp_path / "qa.txt"), statements_per_document=2)
+    (folder / "qa.txt").write_text("\n".join([*lines, "6 Where is the milk? \tgarden\t3 1"]), encoding="utf-8")
+    return Babi(str(folder / "qa.txt"), statements_per_document=2)
+
+
+def test_a_drop_asks_only_earlier_parts(tmp_path: Path) -> None:
+    """A movement after the drop does not count."""
+    source = write_story(tmp_path)
     (record,) = play(source, source.tasks(), Style.DELEGATE)
     assert record.answer == "garden"
     assert [(documents, reply) for _, documents, reply in objectives(record)] == [
@@ -290,6 +296,39 @@ def test_who_dropped_a_thing_is_looked_for_in_the_parts_before(tmp_path: Path) -
         (("part 3",), "nothing"),
         (("part 1",), "garden"),
     ]
+
+
+def test_without_a_second_call_the_root_reads_or_gives_up(tmp_path: Path) -> None:
+    source = write_story(tmp_path)
+    limits = replace(LIMITS_OF_STYLE[Style.DELEGATE], max_clones=3)
+    (record,) = play(source, source.tasks(), Style.DELEGATE, replace(limits, max_reads=3))
+    assert (record.answer, len(record.agents)) == ("garden", 4)
+    (record,) = play(source, source.tasks(), Style.DELEGATE, limits)
+    assert (record.answer, len(record.agents)) == ("?", 4)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Mary went to the garden. Mary got the milk.",  # all statements
+        "Mary got the apple.",
+        "Mary left the milk. John went to the garden.",
+        "Mary got the milk. Mary went to the garden.",  # a clone quotes the room of a drop alone
+        "Mary left the milk. It was late.",
+        "",
+    ],
+)
+def test_replies_of_another_form_are_not_concluded_from(tmp_path: Path, reply: str) -> None:
+    @dataclass(frozen=True)
+    class Clones(Babi):
+        def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+            if observation.role is Role.CLONE:
+                return Proposal(Answer(reply))
+            return super().propose(observation, rng, style)
+
+    source = write_story(tmp_path)
+    (record,) = play(Clones(source.path, statements_per_document=2), source.tasks(), Style.DELEGATE)
+    assert (record.answer, len(record.agents)) == ("?", 4)
 
 
 def test_the_quoted_movement_is_before_the_dropping(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_page_runs(selfcest: Console, tmp_path: Path, monkeypatch: pytest.Mo
                 assert result.costs is None or all(result.costs[cost] > 0 for cost in config["compared"])
             strategies = {result.place.strategy for result in results}
             assert strategies == (
-                {"delegate_short_replies", "memory_agent", "bm25_sentences", "bm25_sentences_one_hop"}
+                {"delegate", "memory_agent", "bm25_sentences", "bm25_sentences_one_hop"}
                 if "128k" in name
                 else strategies | {"oracle_documents", "full_reader"}
             )

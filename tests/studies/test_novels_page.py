@@ -70,9 +70,8 @@ def make_result(
     right: bool,
     style: str | None = None,
     exact: float | None = None,
-    strategy: str = "delegate",
 ) -> Any:
-    place = ResultKey("qa2", size, "out", strategy, None, 0, task, style)  # type: ignore[arg-type]
+    place = ResultKey("qa2", size, "out", "delegate", None, 0, task, style)  # type: ignore[arg-type]
     reports = None if exact is None else Overlap(exact, exact, exact, exact)
     costs = {"total_tokens": 100.0 if right else 300.0, "failed_episodes": 0.0}
     return SimpleNamespace(place=place, grade=SimpleNamespace(correct=right), costs=costs, reports=reports)
@@ -91,11 +90,6 @@ def test_right_answers_stand_in_the_order_of_the_stories_and_means_leave_out_wha
             "16k": {"right": "1", "total_tokens": 100.0, "report_exact": 1.0, "report_f1": 1.0},
         }
     }
-
-
-def test_clones_with_short_replies_continue_the_row_of_clones() -> None:
-    found = collect([make_result("128k", "a", right=True, strategy="delegate_short_replies")])
-    assert found == {"delegate": {"128k": {"right": "1", "total_tokens": 100.0}}}
 
 
 def test_predictions_are_judged_for_each_seed() -> None:
@@ -146,8 +140,8 @@ def test_sizes_are_played_apart_each_with_the_strategies_that_play_it() -> None:
     played = {config["name"]: config for config in split_by_size(configure_play("delegating", 0, "run"))}
     assert list(played) == ["run_4k", "run_16k", "run_32k", "run_128k"]
     assert "bm25_8" not in played["run_4k"]["strategies"]
-    assert "delegate" in played["run_4k"]["strategies"]
-    assert "delegate" not in played["run_128k"]["strategies"]
+    assert "bm25" not in played["run_128k"]["strategies"]
+    assert all("delegate" in config["strategies"] for config in played.values())
     for config in played.values():
         assert len(parse_study(config).eval_sets) == 1
     gate = {

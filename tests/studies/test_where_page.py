@@ -28,7 +28,8 @@ def test_ranges_of_random_positions_go_from_the_length_to_four_times_that() -> N
     # Half of the rows are consecutive. The ranges of the others are log-uniform, so half of them are within 200.
     assert abs((largest == 99).float().mean() - 0.5) < 0.05
     assert abs((largest < 200).float().mean() - 0.75) < 0.05
-    assert draw_positions(40, 100, 150, generator).max() < 150, "the model has no more positions"
+    largest = draw_positions(400, 100, 150, generator)[:, -1]
+    assert largest.max() == 149, "the model has no more positions"
 
 
 def test_only_training_has_random_positions() -> None:
@@ -95,6 +96,8 @@ def test_pairs_of_ledgers_have_tables_of_their_own() -> None:
     assert "| pairs_table |" not in before
     assert "| 2x12 | pairs_table | 0.25 |" in pairs
     assert "pairs/pairs_table 1 2" in before
+    predictions = [line for line in before.splitlines() if line.startswith("| pairs_table, ")]
+    assert [line.endswith("**failed** |") for line in predictions] == [True, False], "on sizes of training, and beyond"
     assert "## Pairs of ledgers" not in study.page(cells[:1], [])
 
 
