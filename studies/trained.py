@@ -24,7 +24,7 @@ from selfcest_training.run.evaluator import EvaluationStage
 from studies.runner import CONFIGS, STUDIES, Cell, Rerun, name_commit, selfcest, store_json
 
 WHERE = ("where", "where_full", "where_random", "where_tight", "pairs")  # on the page of studies/where/study.py
-WHEN = ("when", "when_hidden", "when_uncompared")  # likewise, by studies/when/study.py
+WHEN = ("when", "when_hidden")  # likewise, by studies/when/study.py
 STOPPING = ("stopping",)  # likewise, by studies/stopping/study.py
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
 METHODS = (

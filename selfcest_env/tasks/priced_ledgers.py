@@ -46,13 +46,10 @@ class Terms(NamedTuple):
     def write(self) -> str:
         return f";{_write(self.size)},{_write(self.room)},{self.price}"
 
-    def thought(self, *, compares: bool) -> str:
-        """Return the beginning of the expert's first thought; see `PricedLedgers.compares`."""
-        numbers = f"{_write(self.size)}{_write(self.room)}{self.price}"
-        if not compares:
-            return numbers
+    def thought(self) -> str:
+        """Return the beginning of the expert's first thought: the numbers, and whether the size fits the window."""
         fits = "?" if self.size is None or self.room is None else "+" if self.size <= self.room else "-"
-        return numbers + fits
+        return f"{_write(self.size)}{_write(self.room)}{self.price}{fits}"
 
 
 def _write(number: int | None) -> str:
@@ -85,7 +82,6 @@ class PricedLedgers(Checked):
             and limits.answer_reserve = 1, an expert that reads three ledgers has room for exactly so many entries.
         enforced: whether the game enforces the window. Demonstrations of both styles at every size need no window.
         room_is_stated: whether the prompt states the room.
-        compares: whether the expert's first thought says if the stated size fits; else it only repeats the numbers.
         missing, wrong: share of the tasks whose prompt states no size, and share of those that state a wrong one, which
             is drawn from `sizes`.
     """
@@ -100,7 +96,6 @@ class PricedLedgers(Checked):
     window_per_entry: Count = 5
     enforced: bool = True
     room_is_stated: bool = True
-    compares: bool = True
     missing: _Share = 0.0
     wrong: _Share = 0.0
 
@@ -160,7 +155,7 @@ class PricedLedgers(Checked):
         stated = parse(observation.brief.text)
         if proposal is GIVE_UP or stated is None or not is_root(observation) or observation.turn:
             return proposal
-        return Proposal(proposal.action, stated[1].thought(compares=self.compares) + proposal.thought)
+        return Proposal(proposal.action, stated[1].thought() + proposal.thought)
 
 
 def _choose(numbers: tuple[int, ...] | list[int], rng: np.random.Generator) -> int:

@@ -147,9 +147,8 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
         parts += [CHOICES, _make_choice_table(main, "seen"), _make_choice_table(main, "both_new")]
         parts += [REWARD, _make_reward_table(main), AGREEMENT, _make_agreement_table(main)]
         parts += [REGRET, _make_regret_table(main), CLONES, _make_left_out_table(main)]
-    for name, words in CONTROLS.items():
-        if by_experiment[name]:
-            parts += [words, _make_reward_table(by_experiment[name])]
+    if by_experiment["when_hidden"]:
+        parts += [HIDDEN, _make_reward_table(by_experiment["when_hidden"])]
     if not list_missing(main, ("when",)):
         parts.append(OUTSIDE)
     if first:
@@ -375,15 +374,9 @@ CLONES = """## Whether answers need the clones
 
 Of right answers by clones, each clone was left out, greedily. By chance one in ten stays right."""
 
-CONTROLS = {
-    "when_hidden": """## Without the window in the prompt
+HIDDEN = """## Without the window in the prompt
 
-The control: the same training, but no prompt states the window.""",
-    "when_uncompared": """## Without the comparison in the demonstrations
-
-The control: the same training, but demonstrations only repeat the numbers (`12156`), so that RL has to compare size and
-window, too.""",
-}
+The control: the same training, but no prompt states the window."""
 
 OUTSIDE = """## What an outside reader found
 

@@ -78,8 +78,7 @@ def test_sizes_are_missing_and_wrong_as_often_as_asked() -> None:
 def test_terms_are_written_and_read(terms: Terms, written: str, thought: str) -> None:
     assert terms.write() == written
     assert parse("?[1]C" + written) == ("?[1]C", terms)
-    assert terms.thought(compares=True) == thought
-    assert terms.thought(compares=False) == thought[:-1]
+    assert terms.thought() == thought
     assert parse("?[1]C") is None
 
 
