@@ -3,8 +3,8 @@
 Ruoss et al. 2023 (arXiv 2305.16843, section 3): in training the positions of a sequence are a sorted random subset of a
 longer range, so that no distance within that range is new at test. In the paper the range is fixed, and positions are
 random at test, too. Here play has consecutive positions, as half of the sequences in training. For the others the range
-is drawn, from the length of the batch up to four times that. With up to 2,048 positions, drawn or fixed, one attempt
-was right on .12 of its probe at most, with four times the length on .36.
+is drawn, from the length of the batch up to four times that. With a range up to 2,048 a tuning run was right on .12 of
+its probe, with four times the length on .36 (seeds 101 and 102).
 """
 
 from __future__ import annotations
