@@ -88,14 +88,7 @@ class HermesProtocol:
             lines.append(f"You may use {brief.total_tokens} tokens in all, prompts and replies included.")
         if brief.role is Role.CLONE and brief.reply_tokens is not None:
             lines.append(f"Your answer may have at most {brief.reply_tokens} tokens.")
-        user_parts = [Part(brief.text)]
-        for key, text in brief.documents.items():
-            user_parts += [
-                Part("\n\nDocument ", True),
-                Part(key),
-                Part(":\n", True),
-                Part(text),
-            ]
+        user_parts = self.write_task(brief)
         hidden = [key for key in brief.keys if key not in brief.documents]
         if hidden:
             user_parts.append(Part("\n\nKeys of the documents: ", True))
@@ -107,6 +100,18 @@ class HermesProtocol:
             Message(MessageRole.SYSTEM, (Part("\n".join(lines), True),)),
             Message(MessageRole.USER, tuple(user_parts)),
         )
+
+    def write_task(self, brief: Brief) -> list[Part]:
+        """Return the task and the documents of an agent's first message."""
+        parts = [Part(brief.text)]
+        for key, text in brief.documents.items():
+            parts += [
+                Part("\n\nDocument ", True),
+                Part(key),
+                Part(":\n", True),
+                Part(text),
+            ]
+        return parts
 
     def replies(self, replies: Sequence[Reply]) -> Message:
         parts: list[Part] = []

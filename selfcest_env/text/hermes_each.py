@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from selfcest_env.protocol import Brief
 from selfcest_env.text.hermes import MAX_SHARED_KEYS, HermesProtocol, read_request, write_request
-from selfcest_env.types import CloneRequest
+from selfcest_env.types import CloneRequest, Part
 
 # Most clones of one item, so that a short text cannot fill the memory. No limit of an episode is as large.
 MAX_EACH = 10_000
@@ -28,9 +29,25 @@ _SPAWN_HELP = (
 
 
 class HermesEachProtocol(HermesProtocol):
-    """`hermes` with the argument `each`: keys of the first and the last document, one clone for each of them."""
+    """`hermes` with the argument `each`: keys of the first and the last document, one clone for each of them.
+
+    An agent sees its documents before its task.
+    """
 
     spawn_help = _SPAWN_HELP
+
+    def write_task(self, brief: Brief) -> list[Part]:
+        """Return the documents and the task, so that a second question about a document finds it in a prefix cache."""
+        parts: list[Part] = []
+        for key, text in brief.documents.items():
+            parts += [
+                Part("Document ", True),
+                Part(key),
+                Part(":\n", True),
+                Part(text),
+                Part("\n\n", True),
+            ]
+        return [*parts, Part(brief.text)]
 
     def write_objectives(self, requests: Sequence[CloneRequest]) -> list[Any]:
         written: list[Any] = []

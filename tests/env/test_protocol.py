@@ -147,6 +147,17 @@ def test_a_call_for_each_document_is_short_and_shares():
     assert '"each": ["part 1", "part 9"]' in opening[0].content
 
 
+def test_documents_before_the_task_share_a_prefix():
+    first, second = (
+        EACH.open(Brief(Role.CLONE, task, documents={"part 1": "It rains."})) for task in ("Who?", "Where?")
+    )
+    assert first[0] == second[0]
+    assert first[1].content == "Document part 1:\nIt rains.\n\nWho?"
+    assert second[1].parts[:-1] == first[1].parts[:-1]
+    root = Brief(Role.ROOT, "Who?", keys=("part 1",))
+    assert EACH.open(root) == HERMES.open(root)
+
+
 @given(st.lists(terse_requests, min_size=1).map(tuple).map(Delegate) | st.text("ABC", min_size=1).map(tuple).map(Read))
 @example(Delegate((CloneRequest(""),)))
 def test_terse_calls_round_trip(action):
