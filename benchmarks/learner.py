@@ -169,9 +169,7 @@ def compare_default_run(repeats: int) -> Iterator[str]:
     for name, variant in config.variants.items():
         warm_start = variant.warmstart
         limits = config.limits_of(name)
-        samples = play_demonstrations(
-            language, limits, reward, families, warm_start.phases[-1], 0, 0, warm_start.pool_tokens
-        )
+        samples = play_demonstrations(language, limits, reward, families, warm_start.phases[-1], 0, 0, warm_start)
         batches = list(bucket_by_length(samples, warm_start.batch_tokens))
         models = [language.load(0), language.load(0)]
         learners = [

@@ -15,6 +15,7 @@ from studies.novels import study
 from studies.novels.study import (
     EVERY_SEED,
     PLAYED,
+    STORIES,
     TRAINED,
     TUNED_ON,
     VARIANTS,
@@ -143,7 +144,13 @@ def test_sizes_are_played_apart_each_with_the_strategies_that_play_it() -> None:
     assert "bm25" not in played["run_128k"]["strategies"]
     assert all("delegate" in config["strategies"] for config in played.values())
     for config in played.values():
-        assert len(parse_study(config).eval_sets) == 1
+        parsed = parse_study(config)
+        assert len(parsed.eval_sets) == 1
+        assert parsed.tasks.keys() == {parsed.eval_sets[0].family}
+    for size in ("4k", "16k"):
+        (task,) = played[f"run_{size}"]["tasks"].values()
+        assert task["options"]["source"]["limit"] == STORIES[size]
+    assert [config["batch"] for config in played.values()] == [8, 2, 1, 1], "parts of these stories fit the store"
     gate = {
         label for config in split_by_size(configure_play("full_reader", 100, "run")) for label in config["strategies"]
     }

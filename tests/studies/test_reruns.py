@@ -82,9 +82,9 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
     played = tmp_path / "played.yaml"
     policy = "runs/novels/deciding/seed{seed}/model"
     eval_set = {"family": "priced", "size": "4k"}
-    played.write_text(
-        yaml.safe_dump({"policy": policy, "strategies": {"delegate": {}}, "eval_sets": [eval_set]}), encoding="utf-8"
-    )
+    task = {"name": "babilong", "options": {"source": {"name": "babi", "limit": 2}}}
+    spec = {"policy": policy, "strategies": {"delegate": {}}, "eval_sets": [eval_set], "tasks": {"priced": task}}
+    played.write_text(yaml.safe_dump(spec), encoding="utf-8")
     sizes: dict[str, dict[str, object]] = {
         "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
         "when": {"measure": lambda config, variant, results: {}},  # of priced ledgers, which the example has none of

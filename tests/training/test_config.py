@@ -145,6 +145,7 @@ def test_shipped_configs_load(path: Path) -> None:
             ["warmstart.batch_tokens is 0", "variants.delegating.warmstart"],
         ),
         ("variants.delegating.warmstart.pool_tokens", 0, ["warmstart.pool_tokens is 0"]),
+        ("variants.delegating.warmstart.batches", "prefix", ["batches is 'prefix' and rows is 'bucketed'", "'tree'"]),
         (
             "variants.delegating.warmstart.max_attempts",
             0,

@@ -255,6 +255,25 @@ def test_demonstrations_that_do_not_fit_are_refused_before_any_work(tmp_path: Pa
     Job(config(tmp_path), JobId("delegating", 0), lambda *_: None).check_demonstrations()
 
 
+def test_a_pool_that_leaves_out_a_family_is_refused(tmp_path: Path) -> None:
+    style = {"share": 1, "styles": {"delegate": 1}}
+    warm_start = {
+        "variants__delegating__warmstart__phases": [{"tokens": 2000, "mix": {"choice": style, "again": style}}],
+        "tasks__again__name": "trivial:Choice",
+    }
+
+    def check(**changes: Any) -> None:
+        sizes = {f"variants__delegating__warmstart__{key}": value for key, value in changes.items()}
+        spec = config(tmp_path, **warm_start, **sizes)
+        Job(spec, JobId("delegating", 0), lambda *_: None).check_demonstrations()
+
+    words = r"warmstart\.pool_tokens is 100, and no pool of phases\[0\] would have a demonstration of choice: one draw"
+    with pytest.raises(ConfigError, match=words):
+        check(pool_tokens=100)
+    check(pool_tokens=100, tasks_at_once=1)
+    check(pool_tokens=4000)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -23,6 +23,7 @@ from selfcest_env.types import ROOT, Limits, Outcome, Status, TurnKey
 from selfcest_training.credit import Credit
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.options import (
+    Batches,
     Denominator,
     ForwardOptions,
     LossConfig,
@@ -30,7 +31,7 @@ from selfcest_training.learner.options import (
     OptimizerConfig,
     Rows,
 )
-from selfcest_training.learner.tree_rows import TreeRow, build_tree_rows, collate_trees
+from selfcest_training.learner.tree_rows import TreeRow, bucket_by_prefix, build_tree_rows, collate_trees
 from selfcest_training.learner.update import Learner
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
@@ -151,6 +152,13 @@ def test_a_row_by_hand() -> None:
     assert row.shared == (0, 3, 2)
     assert len(row) == 5
     assert [path.tolist() for path in row.paths()] == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 4]]
+
+
+def test_batches_by_prefix_by_hand() -> None:
+    stranger = sample(7, 8, 9, 7, prompt=3)
+    batches = bucket_by_prefix([stranger, *CONTEXTS], max_tokens=5)
+    shared = [[1, 2, 10], [1, 2, 10, 5], [1, 2, 11]]
+    assert [[s.token_ids.tolist() for s in batch] for batch in batches] == [shared, [[7, 8, 9, 7]]]
 
 
 def test_a_batch_by_hand() -> None:
@@ -327,3 +335,15 @@ def test_a_run_with_tree_rows_has_the_same_loss_for_less_compute(tmp_path: Path)
     assert bucketed["loss"] != 0
     assert tree["loss"] == pytest.approx(bucketed["loss"], rel=1e-4)
     assert tree["compute_tokens"] < bucketed["compute_tokens"]
+
+
+@pytest.mark.slow
+def test_a_warm_start_of_batches_by_prefix_computes_less_and_learns(tmp_path: Path) -> None:
+    by_length, by_prefix = (
+        metrics(
+            play(config(tmp_path / kind, rows=Rows.TREE, variants__delegating__warmstart__batches=kind)), "warmstart"
+        )
+        for kind in Batches
+    )
+    assert by_prefix[-1]["compute_tokens"] < by_length[-1]["compute_tokens"]
+    assert by_prefix[-1]["loss"] < 0.5 * by_prefix[0]["loss"]

@@ -51,9 +51,7 @@ def shown(spec: RunConfig, pools: int) -> int:
     warm_start, families = spec.variants["delegating"].warmstart, make_families(spec.tasks, "train")
     language, reward = language_of(spec.model), make_reward(spec.reward.name)
     drawn = (
-        play_demonstrations(
-            language, spec.limits, reward, families, warm_start.phases[0], 0, pool, warm_start.pool_tokens
-        )
+        play_demonstrations(language, spec.limits, reward, families, warm_start.phases[0], 0, pool, warm_start)
         for pool in range(pools)
     )
     return sum(len(sample) for samples in drawn for sample in samples)

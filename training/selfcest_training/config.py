@@ -32,7 +32,7 @@ from selfcest_env.structure import (
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
 from selfcest_training.cluster.config import ClusterConfig
-from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
+from selfcest_training.learner.options import Batches, Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
 # In the folder of a model: the folder of the clones' model, if each role has its own weights.
 CLONES = "clones"
@@ -115,8 +115,12 @@ class WarmStartConfig(Checked):
     Attributes:
         phases: the phases, in order.
         optimizer: options of its optimizer.
-        batch_tokens: largest number of ids per optimizer step, with padding.
+        batches: the samples that make up a batch.
+        batch_tokens: largest number of ids per optimizer step, with padding. With `batches: prefix`, the number of ids
+            that tree rows compute.
         pool_tokens: number of demonstration tokens that are drawn at a time.
+        tasks_at_once: number of tasks that are drawn from a family at a time. With long demonstrations a small number
+            keeps a pool near the shares of its phase.
         max_attempts: largest number of attempts, the first one included, to reach every phase's `min_accuracy`.
         probe_episodes: number of episodes per family that measure the accuracy at the end of a phase.
     """
@@ -125,8 +129,10 @@ class WarmStartConfig(Checked):
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=2e-3, warmup_steps=50, decay_share=0.3, beta1=0.9, beta2=0.98, weight_decay=0.01
     )
+    batches: Batches = Batches.LENGTH
     batch_tokens: Count = 1024
     pool_tokens: Count = 16384
+    tasks_at_once: Count = 8
     max_attempts: Count = 3
     probe_episodes: Count = 64
 
@@ -353,6 +359,11 @@ class RunConfig(Checked):
         limits = self.limits_of(name)
         if variant.forced and not limits.delegation:
             raise ConfigError(f"variants.{name}.forced is true, but its limits allow no delegation; set it to false")
+        if variant.warmstart.batches == Batches.PREFIX and self.rows != Rows.TREE:
+            raise ConfigError(
+                f"variants.{name}.warmstart.batches is 'prefix' and rows is '{self.rows}', which computes a shared "
+                "prefix for each sample; set rows to 'tree' or batches to 'length'"
+            )
         for i, phase in enumerate(variant.warmstart.phases):
             place = f"variants.{name}.warmstart.phases[{i}]"
             check_families(f"{place}.mix", phase.mix, self.tasks)

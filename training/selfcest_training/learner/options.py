@@ -35,6 +35,17 @@ class Rows(StrEnum):
     PACKED = "packed"
 
 
+class Batches(StrEnum):
+    """The samples that make up a batch of the warm start.
+
+    LENGTH: samples of similar length, for little padding.
+    PREFIX: samples that share long prefixes, such as two questions about a document, which tree rows compute once.
+    """
+
+    LENGTH = "length"
+    PREFIX = "prefix"
+
+
 class Precision(StrEnum):
     """The dtype of the layers' computation. Weights, gradients, optimiser and log-softmax are float32 in both cases."""
 

@@ -62,6 +62,11 @@ class TreeRow:
             yield path
 
 
+def bucket_by_prefix(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
+    """Cut samples, sorted by their ids, into batches whose tree rows have at most `max_tokens` ids, or one sample."""
+    return [list(row.samples) for row in build_tree_rows(samples, max_tokens=max_tokens, hidden_size=None)]
+
+
 def build_tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int | None) -> list[TreeRow]:
     """Join samples into rows of at most `max_tokens` ids (or of a single sample), where joining saves work.
 

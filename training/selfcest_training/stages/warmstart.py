@@ -29,12 +29,13 @@ from selfcest_training.config import WarmStartConfig, WarmStartPhase, override_l
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucket_by_length, build_samples
-from selfcest_training.learner.options import Denominator
+from selfcest_training.learner.options import Batches, Denominator
+from selfcest_training.learner.tree_rows import bucket_by_prefix
 from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.probe import draw_probe_requests, group_by_family
 
-# Number of tasks that are drawn from a family and played at once.
-_TASKS_AT_ONCE = 8
+# Number of tasks of each phase, family and style that are played before any training.
+_CHECKED_TASKS = 8
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,13 @@ class WarmStart:
             current_phase,
             self.seed,
             self.pool,
-            config.pool_tokens,
+            config,
         )
         order = np.random.default_rng(stream_seed("order", self.seed, self.pool))
         losses = []
         trained_tokens = 0
-        # Batches of samples of similar length, in random order.
-        batches = list(bucket_by_length(samples, config.batch_tokens))
+        cut = bucket_by_length if config.batches == Batches.LENGTH else bucket_by_prefix
+        batches = list(cut(samples, config.batch_tokens))
         for index in order.permutation(len(batches)):
             metrics = self.learner.imitation_step(batches[index], self.progress)
             losses.append(metrics.loss)
@@ -205,7 +206,7 @@ def check_demonstrations(
     """Play some tasks of every phase, family and style, so that limits that are too tight show before any training.
 
     A root whose replies could outgrow its context is among them: the game reserves `reply_tokens` for each reply, so
-    its call is refused whatever the clones say.
+    its call is refused whatever the clones say. So is a pool that would be full before each family has had its turn.
 
     Args:
         language: language of the model.
@@ -216,23 +217,61 @@ def check_demonstrations(
         place: config key of the warm start.
 
     Raises:
-        ConfigError: a script fails a task of its own family.
+        ConfigError: a script fails a task of its own family, or a pool is too small for its phase.
     """
     for index, phase in enumerate(config.phases):
         rules = language.rules(override_limits(limits, phase.limits, "phase.limits"))
         rng = np.random.default_rng(stream_seed("checked demonstrations", index))
-        for family in _list_families(phase):
-            for style, share in phase.mix[family].styles.items():
+        drawn_tokens = dict.fromkeys(_list_families(phase), 0.0)
+        for family in drawn_tokens:
+            styles = phase.mix[family].styles
+            for style, share in styles.items():
                 if not share:
                     continue
                 demonstrations = _demonstrate(
-                    language.codec, rules, reward, families[family], family, {style: 1.0}, rng, f"check{index}"
+                    language.codec,
+                    rules,
+                    reward,
+                    families[family],
+                    family,
+                    {style: 1.0},
+                    rng,
+                    f"check{index}",
+                    _CHECKED_TASKS,
                 )
                 try:
-                    for _ in demonstrations:
-                        pass
+                    played_tokens = sum(len(sample) for record in demonstrations for sample in _make_samples(record))
                 except TaskError as error:
                     raise ConfigError(f"{place}.phases[{index}]: {error}") from error
+                style_share = share / sum(styles.values())
+                drawn_tokens[family] += style_share * config.tasks_at_once * played_tokens / _CHECKED_TASKS
+        _check_pool(drawn_tokens, phase, config, place, index)
+
+
+def _check_pool(
+    drawn_tokens: Mapping[str, float], phase: WarmStartPhase, config: WarmStartConfig, place: str, index: int
+) -> None:
+    """Raise `ConfigError` if a pool is full before each family has had its turn, so the phase would never see some.
+
+    Args:
+        drawn_tokens: tokens of one draw from each family.
+        phase: the phase.
+        config: the warm start.
+        place: config key of the warm start.
+        index: index of the phase.
+    """
+    tokens = dict.fromkeys(drawn_tokens, 0)
+    while sum(tokens.values()) < config.pool_tokens:
+        family = _choose_family(tokens, phase)
+        tokens[family] += max(1, round(drawn_tokens[family]))
+    missing = [family for family, number in tokens.items() if not number]
+    if missing:
+        longest = max(drawn_tokens, key=lambda family: drawn_tokens[family])
+        raise ConfigError(
+            f"{place}.pool_tokens is {config.pool_tokens}, and no pool of phases[{index}] would have a demonstration "
+            f"of {', '.join(missing)}: one draw of {longest} has about {drawn_tokens[longest]:.0f} tokens; set it to "
+            f"{sum(drawn_tokens.values()):.0f} or more, or lower {place}.tasks_at_once, which is {config.tasks_at_once}"
+        )
 
 
 def play_demonstrations(
@@ -243,27 +282,43 @@ def play_demonstrations(
     phase: WarmStartPhase,
     seed: int,
     pool: int,
-    pool_tokens: int,
+    config: WarmStartConfig,
 ) -> list[Sample]:
-    """Play demonstrations of at least `pool_tokens`. Raises `TaskError` when a script fails its own task."""
+    """Play demonstrations of at least `config.pool_tokens`. Raises `TaskError` when a script fails its own task."""
     rules = language.rules(override_limits(limits, phase.limits, "phase.limits"))
     rng = np.random.default_rng(stream_seed("demonstrations", seed, pool))
     samples: list[Sample] = []
     tokens = dict.fromkeys(_list_families(phase), 0)
     batch = 0
-    while sum(tokens.values()) < pool_tokens:
-        # Shares are of tokens, not of tasks, so the next family is the one furthest behind its share.
-        family = min(tokens, key=lambda name: (tokens[name] + 1) / phase.mix[name].share)
+    while sum(tokens.values()) < config.pool_tokens:
+        family = _choose_family(tokens, phase)
         for record in _demonstrate(
-            language.codec, rules, reward, families[family], family, phase.mix[family].styles, rng, f"w{pool}.{batch}"
+            language.codec,
+            rules,
+            reward,
+            families[family],
+            family,
+            phase.mix[family].styles,
+            rng,
+            f"w{pool}.{batch}",
+            config.tasks_at_once,
         ):
-            group = EpisodeGroup(record.task, (record,))
-            credit = Credit({key: 1.0 for key, _ in record.turns()})
-            new = build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=1.0)
-            tokens[family] += sum(len(sample) for sample in new)
+            new = _make_samples(record)
+            tokens[family] += sum(map(len, new))
             samples += new
         batch += 1
     return samples
+
+
+def _choose_family(tokens: Mapping[str, int], phase: WarmStartPhase) -> str:
+    """Return the family that is furthest behind its share, which is one of tokens and not of tasks."""
+    return min(tokens, key=lambda name: (tokens[name] + 1) / phase.mix[name].share)
+
+
+def _make_samples(record: EpisodeRecord) -> list[Sample]:
+    group = EpisodeGroup(record.task, (record,))
+    credit = Credit({key: 1.0 for key, _ in record.turns()})
+    return build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=1.0)
 
 
 def _demonstrate(
@@ -275,10 +330,11 @@ def _demonstrate(
     styles: Mapping[Style, float],
     rng: np.random.Generator,
     name: str,
+    num_tasks: int,
 ) -> Iterator[EpisodeRecord]:
     """Draw tasks, let the family's script play them in these styles, and check that its answers are right."""
     requests_by_style: dict[Style, list[RolloutRequest]] = {}
-    for i in range(_TASKS_AT_ONCE):
+    for i in range(num_tasks):
         style = draw_family(styles, rng)
         request = RolloutRequest(f"{name}.{i}", source.draw(rng), int(rng.integers(2**62)))
         requests_by_style.setdefault(style, []).append(request)
