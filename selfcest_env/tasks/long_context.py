@@ -271,8 +271,8 @@ class Babilong(Checked):
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
         return self.source.propose(observation, rng, style)
 
-    def remember(self, question: str, memory: str, text: str) -> Proposal:
-        return remember(question, memory, text)
+    def remember(self, question: str, memory: str, key: str, text: str) -> Proposal:
+        return remember(question, memory, key, text)
 
     def conclude(self, question: str, memory: str) -> Proposal:
         return conclude_from_memory(question, memory)

@@ -136,12 +136,15 @@ def is_event(sentence: str) -> bool:
     return _EVENT.search(sentence) is not None
 
 
-def remember(question: str, memory: str, text: str) -> Proposal:
+def remember(question: str, memory: str, key: str, text: str) -> Proposal:
     """Answer with the memory after a part of the story. The thought is the report of that part.
+
+    The memory of task 2 is the last report that has something, after the key of its part.
 
     Args:
         question: question about the whole story.
         memory: memory before the part; a text without facts, such as `NOTHING`, at the start.
+        key: key of the part.
         text: text of the part.
     """
     asked = _match_question(question, _QUESTIONS)
@@ -150,22 +153,34 @@ def remember(question: str, memory: str, text: str) -> Proposal:
     if "person" in asked:
         report = _report(asked, text)
         return Proposal(Answer(memory if report == NOWHERE else report), report)
+    if "room" not in asked:
+        report = _report(asked, text)
+        return Proposal(Answer(memory if report == NOTHING else f"{key}: {report}"), report)
     report = _copy(text)
     world = _World.read(memory)
     world.follow(report, asked["thing"])
-    # A question about an earlier room needs all rooms of the thing, any other one only the last.
-    kept_rooms = world.rooms if "room" in asked else world.rooms[-1:]
-    return Proposal(Answer(world.write(asked["thing"], kept_rooms)), report)
+    return Proposal(Answer(world.write(asked["thing"])), report)
 
 
 def conclude_from_memory(question: str, memory: str) -> Proposal:
-    """Answer a question from the memory after the whole story."""
+    """Answer a question from the memory after the whole story, or ask for the room of the person with the thing."""
     asked = _match_question(question, _QUESTIONS)
     if asked is None:
         return GIVE_UP
     if "person" in asked:
         return _conclude(asked, [NOWHERE if memory == NOTHING else memory])
-    return _pick_room(asked, _World.read(memory).rooms, "")
+    if "room" in asked:
+        return _pick_room(asked, _World.read(memory).rooms, "")
+    key, _, report = memory.partition(": ")
+    events = _find_events(report)
+    if not events:
+        return GIVE_UP
+    last, *move = events
+    if move:
+        return Proposal(Answer(move[-1].does))
+    # The room of a drop stands in an earlier part, or the report would have it.
+    end = f" before {key}" if last.does == DROPS else ""
+    return Proposal(Answer(f"Where is {last.person}{end}?"))
 
 
 def _match_question(text: str, patterns: Iterable[re.Pattern[str]]) -> dict[str, str] | None:
@@ -332,13 +347,13 @@ class _World:
             clauses.append(clause)
         return clauses
 
-    def write(self, thing: str, rooms: Sequence[str]) -> str:
-        """Return the memory of these facts, with these rooms of the thing."""
+    def write(self, thing: str) -> str:
+        """Return the memory of these facts."""
         clauses = [f"{person} in {room}" for person, room in self.room_by_person.items()]
         if self.holder:
             clauses.append(f"{thing} with {self.holder}")
-        if rooms:
-            clauses.append(f"{thing} in {', '.join(rooms)}")
+        if self.rooms:
+            clauses.append(f"{thing} in {', '.join(self.rooms)}")
         return "; ".join(clauses) or NOTHING
 
     @classmethod

@@ -20,7 +20,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.rules import Rules
 from selfcest_env.stored import to_stored
 from selfcest_env.tasks.long_context import Babilong, split_sentences
-from selfcest_env.tasks.memory import EMPTY_MEMORY, MemorySteps, MemoryTurn
+from selfcest_env.tasks.memory import EMPTY_MEMORY, MemorySteps, MemoryTurn, Pass
 from selfcest_env.tasks.mixture import Mixture
 from selfcest_env.tasks.prose import Prose
 from selfcest_env.tasks.room_stories import RoomStories
@@ -85,21 +85,41 @@ def play(strategy: Strategy, source: Babilong, folder: Path, limits: Limits = LI
 def test_a_memory_reads_part_after_part(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     strategy = MemoryAgent()
+    num_passes = []
     for task, episodes in play(strategy, source, tmp_path):
-        texts = list(task.context.values())
-        assert len(episodes) == len(texts) + 1 > 5
-        memory = EMPTY_MEMORY
-        for index, episode in enumerate(episodes):
-            assert MemoryTurn.read(episode.task.prompt) == (task.prompt, memory, index == len(texts))
-            assert list(episode.task.context.values()) == texts[index : index + 1]
+        keys = tuple(task.context)
+        assert len(keys) > 4
+        reading, memory, num_read = Pass(task.prompt, keys), EMPTY_MEMORY, 0
+        num_passes.append(1)
+        for episode in episodes:
+            is_last = num_read == len(reading.keys)
+            assert MemoryTurn.read(episode.task.prompt) == (reading.question, memory, is_last)
+            assert tuple(episode.task.context) == reading.keys[num_read : num_read + 1]
             # The context has one part, however long the text is.
             assert len(episode.agents) == len(episode.root.turns) == 1
-            memory = episode.answer or memory
+            memory, num_read = episode.answer or memory, num_read + 1
+            if is_last and episode is not episodes[-1]:
+                again = Pass.read(episode.answer or "", keys)
+                assert again is not None
+                reading, memory, num_read = again, EMPTY_MEMORY, 0
+                num_passes[-1] += 1
         assert episodes[strategy.choose(episodes, [])].answer == task.answer
         costs = costs_of(episodes, 1.0, in_series=strategy.ran_in_series(episodes))
         assert costs is not None
         assert costs["critical_path_tokens"] == costs["generated_tokens"]
         assert costs["peak_context"] < 220
+    assert set(num_passes) == {1, 2}
+
+
+def test_a_memory_reads_no_more_often_than_its_passes(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    once = play(MemoryAgent(passes=1), source, tmp_path)
+    assert all(len(episodes) == len(task.context) + 1 for task, episodes in once)
+    twice = play(MemoryAgent(), source, tmp_path)
+    for (_, first), (task, both) in zip(once, twice, strict=True):
+        is_over = len(first) == len(both)
+        assert is_over == (first[-1].answer == task.answer)
+        assert is_over or (first[-1].answer or "").endswith("?")
 
 
 def test_a_memory_stays_within_its_budget_and_forgets_nothing_by_a_fault(tmp_path: Path) -> None:
@@ -233,7 +253,11 @@ def test_single_reports_are_graded(tmp_path: Path) -> None:
                 num_clones = len(episodes[0].agents) - 1
                 assert reports.exact == pytest.approx(1 - has_thing / num_clones)
             else:
-                assert reports.exact in (pytest.approx(1), pytest.approx(1 - 1 / len(parts)))
+                turns = [MemoryTurn.read(episode.task.prompt) for episode in episodes]
+                num_passes = sum(turn is not None and turn.is_last for turn in turns)
+                num_wrong = (1 - reports.exact) * (len(turns) - num_passes)
+                assert num_wrong == pytest.approx(round(num_wrong))
+                assert num_wrong < num_passes + 0.5
             shares.add((strategy.delegates, reports.exact < 1))
     # Each strategy has a wrong report on one text, and none on another.
     assert shares == {(True, True), (True, False), (False, True), (False, False)}

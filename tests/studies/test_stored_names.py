@@ -141,7 +141,7 @@ STUDY_KEYS = {
     "playbook": "c28b79d1bb938388",
     "atlas": "4916ac0307c52214",
     "board": "2e6c3a694665c0ee",
-    "memory_agent": "39618872b8ae1ed1",
+    "memory_agent": "436e77c508f8d29f",
     "bm25": "6608bc285b9736ff",
     "bm25 delegate": "995e32eb24c3e581",
     "bm25_read": "b6ff0225da278f12",

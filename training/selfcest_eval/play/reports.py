@@ -52,7 +52,8 @@ def _list_reports(episode: EpisodeRecord, source: TaskSource) -> list[tuple[str,
     reports = []
     turn = MemoryTurn.read(task.prompt)
     if turn is not None and not turn.is_last and isinstance(source, RemembersSource) and episode.root.turns:
-        right = _find_answer(source.remember(turn.question, turn.memory, " ".join(task.context.values())))
+        ((key, text),) = task.context.items()
+        right = _find_answer(source.remember(turn.question, turn.memory, key, text))
         if right is not None:
             reports.append((right, episode.answer))
     for agent in episode.agents[1:]:
