@@ -34,7 +34,7 @@ from selfcest_env.views import Observation
 EMPTY_MEMORY = "nothing"
 _UPDATE = "Read the next part and answer with the new memory, which replaces the old one. Keep what the question needs."
 _CONCLUDE = "All parts were read. Answer the question from the memory."
-_AGAIN = re.compile(r"(.*?)(?: before (part [0-9]+))?\?")
+_AGAIN = re.compile(r"(.+?)(?: before (part [0-9]+))?\?")
 # Most times that an expert may read a text.
 _MAX_PASSES = 8
 _TURN = re.compile(rf"Question: (.*)\nMemory: (.*)\n({re.escape(_UPDATE)}|{re.escape(_CONCLUDE)})")
@@ -170,10 +170,8 @@ class MemorySteps(Checked):
     def _read(self, text: Task) -> list[_Step]:
         """Return all turns in which the expert reads a text."""
         steps: list[_Step] = []
-        reading: Pass | None = Pass(text.prompt, tuple(text.context))
+        reading = Pass(text.prompt, tuple(text.context))
         for _ in range(_MAX_PASSES):
-            if reading is None:
-                return steps
             memory = EMPTY_MEMORY
             for key in reading.keys:
                 proposal = self._expert.remember(reading.question, memory, key, text.context[key])
@@ -182,7 +180,10 @@ class MemorySteps(Checked):
                 memory = answer
             answer = self._answer(text, self._expert.conclude(reading.question, memory))
             steps.append(_Step(MemoryTurn(reading.question, memory, True), (), answer))
-            reading = Pass.read(answer, tuple(text.context))
+            again = Pass.read(answer, tuple(text.context))
+            if again is None:
+                return steps
+            reading = again
         raise TaskError(f"{self.name}: the expert asks about {text.prompt!r} after {_MAX_PASSES} readings of its text")
 
     def identity(self, task: Task) -> str | None:
