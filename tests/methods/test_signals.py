@@ -713,7 +713,8 @@ def test_recipes_are_built_and_their_warm_starts_can_be_shown(name: str, variant
     limits = spec.limits_of(variant)
     openings = set()
     for index, phase in enumerate(job.variant.warmstart.phases):
-        pool = play_demonstrations(job.language, limits, job.reward, job.families, phase, 0, index, 1000)
+        small = replace(job.variant.warmstart, pool_tokens=1000)
+        pool = play_demonstrations(job.language, limits, job.reward, job.families, phase, 0, index, small)
         openings |= {job.language.codec.decode(one.token_ids[:2].tolist()) for one in pool if one.agent_id == ROOT}
     if name == "budgets":
         totals = job.stages.tasks.options.totals  # type: ignore[attr-defined]
