@@ -105,12 +105,7 @@ class HermesProtocol:
         """Return the task and the documents of an agent's first message."""
         parts = [Part(brief.text)]
         for key, text in brief.documents.items():
-            parts += [
-                Part("\n\nDocument ", True),
-                Part(key),
-                Part(":\n", True),
-                Part(text),
-            ]
+            parts += write_document(key, text, before="\n\n")
         return parts
 
     def replies(self, replies: Sequence[Reply]) -> Message:
@@ -127,13 +122,7 @@ class HermesProtocol:
     def documents(self, documents: Mapping[str, str]) -> Message:
         parts: list[Part] = []
         for key, text in documents.items():
-            parts += [
-                Part("Document ", True),
-                Part(key),
-                Part(":\n", True),
-                Part(text),
-                Part("\n", True),
-            ]
+            parts += [*write_document(key, text), Part("\n", True)]
         return Message(MessageRole.TOOL, tuple(parts))
 
     def fault(self, fault: Fault) -> Message:
@@ -196,6 +185,10 @@ def _write_call(name: str, arguments: Mapping[str, Any]) -> str:
     written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     # Only strings can contain these tags. JSON reads the escape as the same character, and the call does not end.
     return f"<tool_call>{_OWN_TAGS.sub(_ESCAPED, written)}</tool_call>"
+
+
+def write_document(key: str, text: str, before: str = "") -> list[Part]:
+    return [Part(f"{before}Document ", True), Part(key), Part(":\n", True), Part(text)]
 
 
 def write_request(request: CloneRequest) -> str | dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from selfcest_env.protocol import Brief
-from selfcest_env.text.hermes import MAX_SHARED_KEYS, HermesProtocol, read_request, write_request
+from selfcest_env.text.hermes import MAX_SHARED_KEYS, HermesProtocol, read_request, write_document, write_request
 from selfcest_env.types import CloneRequest, Part
 
 # Most clones of one item, so that a short text cannot fill the memory. No limit of an episode is as large.
@@ -40,13 +40,7 @@ class HermesEachProtocol(HermesProtocol):
         """Return the documents and the task, so that a second question about a document finds it in a prefix cache."""
         parts: list[Part] = []
         for key, text in brief.documents.items():
-            parts += [
-                Part("Document ", True),
-                Part(key),
-                Part(":\n", True),
-                Part(text),
-                Part("\n\n", True),
-            ]
+            parts += [*write_document(key, text), Part("\n\n", True)]
         return [*parts, Part(brief.text)]
 
     def write_objectives(self, requests: Sequence[CloneRequest]) -> list[Any]:
