@@ -252,16 +252,21 @@ def _conclude_from_clones(observation: Observation, question: dict[str, str], ca
     if place is None:
         return GIVE_UP
     last, *move = _find_events(reports[place])
+    thought = reports[place]
     if move:
-        return Proposal(Answer(move[-1].does), reports[place])
-    # The room of a drop stands in an earlier part, or the clone would have quoted it.
-    requests = call.requests[:place] if last.does == DROPS else call.requests
+        return Proposal(Answer(move[-1].does), thought)
+    requests = call.requests
+    if last.does == DROPS:
+        # The room of a drop stands in an earlier part, or the clone would have quoted it. The thought names this part
+        # after the quote, since a small model that named it first did not find it.
+        thought += f" Before {' '.join(requests[place].shared_context)}."
+        requests = requests[:place]
     if not requests:
         return GIVE_UP
     if not may_delegate(observation, len(requests)):
         return None
     objective = _PERSON_IN_PART.format(last.person)
-    return Proposal(Delegate(tuple(replace(request, objective=objective) for request in requests)), reports[place])
+    return Proposal(Delegate(tuple(replace(request, objective=objective) for request in requests)), thought)
 
 
 def _conclude(question: dict[str, str], reports: Sequence[str]) -> Proposal:

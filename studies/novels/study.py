@@ -25,6 +25,7 @@ from selfcest_eval.play.results import Result, read_results
 from selfcest_training.config_file import read_config
 from selfcest_training.session import read_sessions, sum_gpu_seconds
 from studies.figures import style_axis
+from studies.novels import seconds
 from studies.runner import (
     CONFIGS,
     DOCS,
@@ -65,15 +66,18 @@ COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
 
 
 def rerun(name: str, how: Rerun) -> list[Path]:
-    """Train a variant with one seed, play the strategies of its policy, and store the cell.
+    """Train a variant with one seed, play the strategies of its policy, and store the cell; or time the strategies.
 
     Args:
-        name: VARIANT/seedN.
+        name: VARIANT/seedN, or seconds.
         how: where results are written.
     """
+    if name == "seconds":
+        return seconds.rerun(how)
     variant, _, seed = name.partition("/")
     if variant not in VARIANTS or not seed.removeprefix("seed").isdecimal():
-        raise SystemExit(f"--rerun is {name!r}; expected VARIANT/seedN with a variant of {', '.join(VARIANTS)}")
+        known = ", ".join(VARIANTS)
+        raise SystemExit(f"--rerun is {name!r}; expected seconds, or VARIANT/seedN with a variant of {known}")
     number = int(seed.removeprefix("seed"))
     run = f"novels_{variant}_{seed}"
     folder = Path("runs") / run
@@ -228,12 +232,11 @@ def list_strategies(cells: Iterable[Cell]) -> list[str]:
 # The page
 
 
-def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
+def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/novels_results.md`."""
     cells = sorted(cells, key=lambda cell: (VARIANTS.index(cell["arm"]), cell["seed"]))
     parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), _list_missing(cells)]
-    if PREDICTIONS:
-        parts += [PREDICTED, _make_prediction_table(cells)]
+    parts += [PREDICTED, _make_prediction_table(cells, timed)]
     if cells:
         parts += [
             ACCURACY,
@@ -244,6 +247,8 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
             _make_device_table(cells),
             provenance(cells),
         ]
+    if timed:
+        parts += [SECONDS, seconds.make_crossing_table(timed), PLAYS, seconds.make_play_table(timed)]
     return joined([*filter(None, parts), TUNING, tuning_table(tuning, "right at 4,000 tokens")])
 
 
@@ -332,11 +337,11 @@ def _share_of_path(strategy: str, rival: str, size: str, share: float) -> Judged
     return judge
 
 
-# None is stated yet. They must be committed before the first reported cell is played.
+# None is stated yet. They must be committed before the first reported cell is played. seconds.py has those of seconds.
 PREDICTIONS: Mapping[str, Judged] = {}
 
 
-def _make_prediction_table(cells: Sequence[Cell]) -> str:
+def _make_prediction_table(cells: Sequence[Cell], timed: Cell | None) -> str:
     lines = []
     for text, judge in PREDICTIONS.items():
         margins = judge(cells)
@@ -344,6 +349,7 @@ def _make_prediction_table(cells: Sequence[Cell]) -> str:
             lines.append([text, "not run yet", ""])
         else:
             lines.append([text, each(margins), "held" if min(margins) >= 0 else "**failed**"])
+    lines += seconds.make_prediction_lines(timed)
     return table(["predicted", "margin, every seed", ""], lines)
 
 
@@ -397,6 +403,13 @@ Means over stories and seeds, counted by the ledger and computed from the model'
 
 PROVENANCE = "## Cells"
 
+SECONDS = """## Seconds
+
+On an idle CPU with two threads, float32; random ids, reports of 8 tokens, answers of 16, one call and one reading, no
+cache. From this length on, delegation takes less than the full reader:"""
+
+PLAYS = "Measured seconds of all texts, and the predicted ones:"
+
 TUNING = """## Tuning
 
 On the official training stories in *Persuasion*. Unless a row says that clones copy, they report in short what concerns
@@ -404,10 +417,10 @@ the thing. **Runs of `delegating` before seed 111 did not see their mix**: one d
 CPU they saw `long` alone, except for 108 to 110. Such a config is refused since. From seed 111 on roots ask twice."""
 
 
-def stored() -> tuple[list[Cell], list[Cell]]:
-    """Return the reported cells and the log of tuning runs."""
+def stored() -> tuple[list[Cell], Cell | None, list[Cell]]:
+    """Return the reported cells, that of seconds, and the log of tuning runs."""
     tuning: list[Cell] = read_json(EVIDENCE / "tuning.json")
-    return cells_in(EVIDENCE), tuning
+    return cells_in(EVIDENCE), seconds.read_cell(EVIDENCE), tuning
 
 
 STUDY = Study(
@@ -415,5 +428,5 @@ STUDY = Study(
     page=lambda: page(*stored()),
     figures={DOCS / "novels.png": lambda file: draw(cells_in(EVIDENCE), file)} if cells_in(EVIDENCE) else {},
     rerun=rerun,
-    cells="VARIANT/seedN, such as delegating/seed0",
+    cells="VARIANT/seedN, such as delegating/seed0; seconds on an idle machine",
 )

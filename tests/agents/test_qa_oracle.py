@@ -296,6 +296,7 @@ def test_a_drop_asks_only_earlier_parts(tmp_path: Path) -> None:
         (("part 3",), "nothing"),
         (("part 1",), "garden"),
     ]
+    assert record.root.turns[1].generation.text.startswith("Mary left the milk. Before part 2.\n")
 
 
 def test_without_a_second_call_the_root_reads_or_gives_up(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from selfcest_cli.calibrate import Play
 from selfcest_env.graders.qa import Overlap
 from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.results import ResultKey
 from selfcest_training.config_file import read_config
-from studies.novels import study
+from selfcest_training.planning.crossing import DELEGATE, FULL_READER, MEMORY, LinearCount, TextLengths
+from studies.novels import seconds, study
 from studies.novels.study import (
     EVERY_SEED,
     PLAYED,
@@ -104,24 +107,64 @@ def test_predictions_are_judged_for_each_seed() -> None:
 
 
 def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
-    text = page(CELLS, [])
+    text = page(CELLS, None, [])
     assert "| `delegate` | 0.75 1.00 | 0.50 1.00 |" in text
     assert "| `memory_agent` | 0.50 | – |" in text
     assert "| `memory_agent` | 4k | 900 | 3,000 | 3.00 | 0.40 |" in text
     assert "delegating/seed2, memory/seed1, memory/seed2, full_reader/seed0" in text
     assert "| delegating/seed1 | H100 | 51 |" in text
-    assert "Cells that have not been run yet: delegating/seed0" in page([], [])
+    assert "Cells that have not been run yet: delegating/seed0" in page([], None, [])
 
 
 def test_the_page_judges_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     predictions = {"above": _bound("delegate", "4k", low=0.7), "below": _bound("delegate", "4k", high=0.9)}
     predictions["missing"] = _compare("delegate", "memory_agent", "16k")
     monkeypatch.setattr(study, "PREDICTIONS", predictions)
-    text = page(CELLS, [])
+    text = page(CELLS, None, [])
     # 0.75 and 1.00 are right. A bound has the smaller of the distances to both of its ends as its margin.
     assert "| above | 0.05 0.00 | held |" in text
     assert "| below | 0.15 -0.10 | **failed** |" in text
     assert "| missing | not run yet |  |" in text
+
+
+# One length for one text and for sixteen. The memory was not measured for sixteen.
+LENGTHS = TextLengths("by hand", 512, 100, LinearCount(80, 5), LinearCount(40, 0), LinearCount(10, 4), 8, 16)
+PLAYS = [
+    Play(FULL_READER, 1, 8192, 9.0, 10.0),
+    Play(DELEGATE, 1, 8192, 5.0, 6.0),
+    Play(MEMORY, 1, 8192, 7.0, 8.0),
+    Play(FULL_READER, 16, 4096, 90.0, 100.0),
+    Play(DELEGATE, 16, 4096, 50.0, 60.0),
+    Play(MEMORY, 16, 4096, 70.0, None),
+]
+TIMED = {
+    "threads": 2,
+    "crossings": [
+        {"at_once": 1, "flops": 4096.0, "length": 2200.0, "low": 2100.0, "high": 2300.0, "measured": 2000.0},
+        {"at_once": 16, "flops": 4096.0, "length": 2600.0, "low": 2100.0, "high": None, "measured": 2000.0},
+    ],
+    "plays": [{**asdict(play), "flops": 1e12, "memory": 7e8} for play in PLAYS],
+}
+
+
+def test_the_page_shows_predicted_and_measured_seconds() -> None:
+    text = page([], TIMED, [])
+    assert "| 1 | 4,096 | 2,200 (2,100 to 2,300) | 2,000 | 1.10 |" in text
+    assert "| 16 | 4,096 | 2,600 (2,100 to none) | 2,000 | 1.30 |" in text
+    assert "| 1 | 8,192 | 10 (9) | 6 (5) | 8 (7) | 1.00 1.00 1.00 | 0.70 0.70 0.70 |" in text
+    assert "| 16 | 4,096 | 100 (90) | 60 (50) | - (70) |" in text
+    margins = [(margin, verdict) for _, margin, verdict in seconds.make_prediction_lines(TIMED)]
+    # 0.2 - 0.1; 0.2 - 0.3; 0.8 - 6 / 10; for 16,384 tokens, and for the memory of sixteen, there is no time.
+    missing = ("not measured", "")
+    assert margins == [("0.10", "held"), ("-0.10", "**failed**"), ("0.20", "held"), missing, missing]
+    assert seconds.make_prediction_lines(None)[0][1] == "not run yet"
+
+
+def test_a_root_waits_in_memory_for_its_clones() -> None:
+    # Two parts: a root of 90 + 40 tokens, and two clones of 100 + 512 + 8; at its end the root has 130 + 18 + 16 + 16.
+    assert seconds.count_cached_tokens(DELEGATE, LENGTHS, 1024) == 130 + 2 * 620
+    assert seconds.count_cached_tokens(FULL_READER, LENGTHS, 1024) == 100 + 1024 + 16
+    assert seconds.count_cached_tokens(MEMORY, LENGTHS, 1024) == 100 + 8 + 512 + 8
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -176,5 +219,5 @@ def test_every_strategy_belongs_to_one_cell() -> None:
 
 @pytest.mark.parametrize("name", ["delegating", "other/seed0", "memory/seedx"])
 def test_a_cell_that_is_not_there_is_refused(name: str, tmp_path: Any) -> None:
-    with pytest.raises(SystemExit, match="expected VARIANT/seedN with a variant of delegating, memory, full_reader"):
+    with pytest.raises(SystemExit, match="expected seconds, or VARIANT/seedN with a variant of delegating, memory"):
         rerun(name, Rerun(tmp_path, tmp_path))

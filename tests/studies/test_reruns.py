@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import importlib
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.main import get_group
 
+from selfcest_cli.calibrate import Calibration, CalibrationOptions
 from selfcest_cli.main import app
+from selfcest_eval.play.model_costs import read_shape
+from selfcest_training.config import RunConfig
 from selfcest_training.config_file import read_config
+from selfcest_training.planning.crossing import LinearCount, TextLengths
+from selfcest_training.planning.engine_timing import BatchShape, BatchTiming, EngineTimings
 from studies import trained
 from studies.__main__ import NAMES
 from studies.runner import CONFIGS, Study, run_study
@@ -26,7 +34,7 @@ CELLS = {
     "gallery": ["episodes", "example"],
     "league": ["influence", "quartet/rloo"],
     "methods": ["methods_when/deciding/seed0", "sweep/seed0", "effort/seed0", "play"],
-    "novels": ["deciding/seed0"],
+    "novels": ["deciding/seed0", "seconds"],
     "scaling": ["episodes", "curve", "results"],
     "stopping": ["stopping/deciding/seed0"],
     "when": ["when/deciding/seed0"],
@@ -51,6 +59,27 @@ class InThread(ThreadPoolExecutor):
 
     def __init__(self, workers: int, mp_context: object) -> None:
         super().__init__(workers)
+
+
+class FormulaTimer:
+    """Every batch takes a millisecond a prompt token and a tenth of a second a step."""
+
+    max_positions = 20000
+
+    def time_batch(self, shape: BatchShape, round_number: int) -> BatchTiming:
+        seconds = 1e-3 * shape.requests * shape.prompt_tokens + 0.1 * shape.new_tokens
+        return BatchTiming(shape, round_number, (shape.new_tokens,) * shape.requests, seconds)
+
+
+@contextmanager
+def stand_in_calibration(config: RunConfig, options: CalibrationOptions, console: Console) -> Iterator[Calibration]:
+    shapes = [BatchShape(requests, prompt, new) for requests in (1, 16) for prompt in (64, 256) for new in (1, 17)]
+    timer: Any = FormulaTimer()
+    subject = {"model": "a", "sampler": "b", "threads": 2, "machine": "c"}
+    timed = tuple(timer.time_batch(shape, number) for shape in shapes for number in (1, 2))
+    options.file.write_text("timings")
+    lengths = TextLengths("by hand", 512, 100, LinearCount(80, 5), LinearCount(40, 0), LinearCount(10, 4), 8, 16)
+    yield Calibration(timer, EngineTimings(subject, 16, timed), lengths, read_shape("smollm2"))
 
 
 @pytest.fixture
@@ -92,6 +121,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
         "novels": {"VARIANTS": ("deciding",), "TRAINED": config, "PLAYED": played},
         "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
     }
+    monkeypatch.setattr(importlib.import_module("studies.novels.seconds"), "calibrate", stand_in_calibration)
     for study, values in sizes.items():
         for constant, value in values.items():
             monkeypatch.setattr(importlib.import_module(f"studies.{study}.study"), constant, value)

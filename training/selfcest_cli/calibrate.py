@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby, pairwise
 from math import ceil, inf, log
 from pathlib import Path
 
@@ -102,6 +104,21 @@ def run_calibration(
     Raises:
         ConfigError: the engine cannot be timed, the file has timings of another engine, or the time is too short.
     """
+    with calibrate(config, options, console, clock) as calibration:
+        for line in format_calibration(calibration):
+            print_text(console, line)
+        if options.measure:
+            lengths = {at_once: _choose_lengths(calibration, at_once) for at_once in (1, AT_ONCE)}
+            plays = measure(calibration, (FULL_READER, DELEGATE), lengths, 60 * options.minutes)
+            for line in _format_plays(calibration, plays):
+                print_text(console, line)
+
+
+@contextmanager
+def calibrate(
+    config: RunConfig, options: CalibrationOptions, console: Console, clock: Clock = time.perf_counter
+) -> Iterator[Calibration]:
+    """Time the engine of a run, which stays open until the context ends. See `run_calibration`."""
     import torch
 
     torch.set_num_threads(config.threads)
@@ -126,14 +143,7 @@ def run_calibration(
             clock=clock,
         )
         timings = _time_engine(timer, stored, options, console)
-        window = timer.max_positions
-        calibration = Calibration(timings, lengths, window)
-        flops = _find_flops(shape)
-        for line in format_calibration(calibration, flops):
-            print_text(console, line)
-        if options.measure:
-            for line in measure(timer, calibration, 60 * options.minutes):
-                print_text(console, line)
+        yield Calibration(timer, timings, lengths, _find_flops(shape))
 
 
 def _time_engine(
@@ -173,14 +183,16 @@ class Calibration:
     """Timings of an engine, and the tokens of the strategies that are compared.
 
     Attributes:
+        timer: timer of the engine.
         timings: timings.
         lengths: tokens of prompts and turns.
-        window: longest context of the model.
+        flops: formula of the model's operations, or the reason why there is none.
     """
 
+    timer: EngineTimer
     timings: EngineTimings
     lengths: TextLengths
-    window: int
+    flops: ForwardFlops | str
 
     @cached_property
     def fit(self) -> Floats:
@@ -203,14 +215,11 @@ class Calibration:
         return seconds
 
 
-def format_calibration(calibration: Calibration, flops: ForwardFlops | str) -> list[str]:
-    """Return the lines of the report.
-
-    Args:
-        calibration: what was timed.
-        flops: formula of the model's operations, or the reason why there is none.
-    """
+def format_calibration(calibration: Calibration) -> list[str]:
+    """Return the lines of the report."""
     timings = calibration.timings
+    flops = calibration.flops
+    window = calibration.timer.max_positions
     lengths = calibration.lengths
     errors = timings.relative_errors(calibration.fit)
     longest = max(timing.shape.prompt_tokens for timing in timings.timings)
@@ -244,10 +253,10 @@ def format_calibration(calibration: Calibration, flops: ForwardFlops | str) -> l
             exact = find_crossing(text_tokens, delegate_counts[name], count(rival))
             lines.append(f"    {name}: {_format_length(exact)}")
     last = list_batches(DELEGATE, lengths, text_tokens)[-1]
-    fits = text_tokens[last.cached + last.prompt + last.generated <= calibration.window]
+    fits = text_tokens[last.cached + last.prompt + last.generated <= window]
     longest_text = f"{fits[-1]:,.0f}" if len(fits) else "0"
     lines.append(
-        f"  the model's window is {calibration.window:,} tokens, which bounds the full reader; with the reports of all "
+        f"  the model's window is {window:,} tokens, which bounds the full reader; with the reports of all "
         f"parts, the root that delegates fits up to a text of {longest_text} tokens"
     )
     return [*lines, *_format_predictions(calibration)]
@@ -273,73 +282,134 @@ def _format_predictions(calibration: Calibration) -> list[str]:
 # The comparison with what is then measured
 
 
-def measure(timer: EngineTimer, calibration: Calibration, budget_seconds: float) -> Iterator[str]:
-    """Play delegation and the full reader at two lengths around their crossing, and yield lines with the ratios.
+@dataclass(frozen=True)
+class Play:
+    """A strategy that read texts of random ids, with the lengths of its prompts and turns.
 
-    Requests are random ids with the lengths of the strategies' prompts and turns. Each time is the median of
-    `MIN_ROUNDS` plays after a warm-up.
+    Attributes:
+        strategy: one of `STRATEGIES`.
+        at_once: number of texts that were read at the same time.
+        text_tokens: tokens of each text.
+        predicted: seconds by the fit.
+        measured: seconds on the clock, the median of up to `MIN_ROUNDS` plays; `None` if there is no time for one, or
+            the model's window is too short.
+    """
+
+    strategy: str
+    at_once: int
+    text_tokens: float
+    predicted: float
+    measured: float | None
+
+
+def measure(
+    calibration: Calibration,
+    strategies: Sequence[str],
+    lengths: Mapping[int, Sequence[float]],
+    budget_seconds: float,
+) -> Iterator[Play]:
+    """Play strategies at some lengths of a text.
 
     Args:
-        timer: timer of the engine.
-        calibration: predictions.
-        budget_seconds: a play of predicted longer duration, with its repeats, is left out.
+        calibration: timer and predictions.
+        strategies: of `STRATEGIES`.
+        lengths: tokens of the texts, by the number of texts that are read at once.
+        budget_seconds: predicted seconds of all plays of one strategy at one length. The first play warms up if there
+            is time for a second one.
     """
-    yield "predicted / measured seconds"
-    for at_once in (1, AT_ONCE):
-        title = "one request" if at_once == 1 else f"{at_once} requests at once"
-        points = []
-        for length in _choose_lengths(calibration, at_once):
-            ratios = {}
-            for strategy in (FULL_READER, DELEGATE):
+    rounds = itertools.count(MAX_ROUNDS + 2)  # later than those of the timings, so that no prompt is in a cache
+    for at_once, text_tokens in lengths.items():
+        for length in text_tokens:
+            for strategy in strategies:
                 predicted = float(calibration.predict(strategy, np.array([length]), at_once)[0])
-                place = f"  {title}, {length:,.0f} tokens, {strategy}:"
-                if (1 + MIN_ROUNDS) * predicted > budget_seconds:
-                    yield f"{place} {predicted:.3g} / not measured, which would take more than --minutes"
-                    continue
-                seconds = _play(timer, calibration, strategy, length, at_once)
-                ratios[strategy] = seconds
-                yield f"{place} {predicted:.3g} / {seconds:.3g} = {predicted / seconds:.2f}"
-            if len(ratios) == 2:
-                points.append((length, ratios[DELEGATE] / ratios[FULL_READER]))
-        if len(points) == 2:
-            predicted_length = calibration.crossing(FULL_READER, at_once).length
-            yield f"  {title}: {_describe_crossing(points, predicted_length)}"
+                num_plays = min(1 + MIN_ROUNDS, int(budget_seconds / predicted))
+                shapes = _list_shapes(calibration, strategy, length, at_once)
+                if max(shape.prompt_tokens + shape.new_tokens for shape in shapes) > calibration.timer.max_positions:
+                    num_plays = 0
+                seconds = [
+                    sum(calibration.timer.time_batch(shape, next(rounds)).seconds for shape in shapes)
+                    for _ in range(num_plays)
+                ]
+                measured = float(np.median(seconds[1:] or seconds)) if seconds else None
+                yield Play(strategy, at_once, length, predicted, measured)
+
+
+def find_measured_crossing(plays: Sequence[Play]) -> float | None:
+    """Return the length from which on delegation took less time than the full reader, at all longer ones too.
+
+    Args:
+        plays: of both strategies, with one number of texts at once.
+
+    Returns:
+        `None` if there is no crossing between two neighbouring lengths. Between them the ratio of seconds is
+        interpolated as a power of the length.
+    """
+    points = _compare_plays(plays)
+    for (short, short_ratio), (long, long_ratio) in reversed(list(pairwise(points))):
+        if short_ratio > 1:
+            if long_ratio > 1:
+                return None
+            share = log(short_ratio) / (log(short_ratio) - log(long_ratio))
+            crossing: float = short * (long / short) ** share
+            return crossing
+    return None
+
+
+def _compare_plays(plays: Sequence[Play]) -> list[tuple[float, float]]:
+    """Return lengths with the seconds of delegation over those of the full reader, where both were measured."""
+    seconds = {(play.strategy, play.text_tokens): play.measured for play in plays}
+    points = []
+    for length in sorted({play.text_tokens for play in plays}):
+        own, other = (seconds.get((strategy, length)) for strategy in (DELEGATE, FULL_READER))
+        if own is not None and other is not None:
+            points.append((length, own / other))
+    return points
+
+
+def _format_plays(calibration: Calibration, plays: Iterable[Play]) -> Iterator[str]:
+    """Yield a line for each play as soon as it ends, and for each number of texts at once the crossing."""
+    yield "predicted / measured seconds"
+    for at_once, group in groupby(plays, key=lambda play: play.at_once):
+        title = "one request" if at_once == 1 else f"{at_once} requests at once"
+        played = []
+        for play in group:
+            played.append(play)
+            place = f"  {title}, {play.text_tokens:,.0f} tokens, {play.strategy}: {play.predicted:.3g}"
+            if play.measured is None:
+                yield f"{place} / not measured: more than --minutes, or than the model's window"
+            else:
+                yield f"{place} / {play.measured:.3g} = {play.predicted / play.measured:.2f}"
+        ratios = [ratio for _, ratio in _compare_plays(played)]
+        measured = find_measured_crossing(played)
+        if measured is not None:
+            predicted = calibration.crossing(FULL_READER, at_once).length
+            yield (
+                f"  {title}: crossing predicted at {predicted:,.0f}, measured at {measured:,.0f} tokens "
+                f"({predicted / measured:.2f})"
+            )
+        elif len(ratios) > 1:
+            yield (
+                f"  {title}: delegation takes {' and '.join(f'x{ratio:.2f}' for ratio in ratios)} the seconds of the "
+                "full reader at these lengths, so they have no measured crossing between them"
+            )
 
 
 def _choose_lengths(calibration: Calibration, at_once: int) -> tuple[float, float]:
     """Return two lengths around the crossing that a full reader's context holds."""
     lengths = calibration.lengths
-    longest = calibration.window - lengths.prompt - ceil(lengths.answer)
+    longest = calibration.timer.max_positions - lengths.prompt - ceil(lengths.answer)
     crossing = min(calibration.crossing(FULL_READER, at_once).length, longest / 1.5)
     return max(1.0, round(crossing / 1.5)), max(2.0, round(min(crossing * 1.5, longest)))
 
 
-def _play(timer: EngineTimer, calibration: Calibration, strategy: str, length: float, at_once: int) -> float:
-    """Return the median seconds of a strategy on so many texts at once."""
-    seconds = []
-    for number in range(1 + MIN_ROUNDS):
-        total = 0.0
-        for batches in list_batches(strategy, calibration.lengths, np.array([length])):
-            shape = BatchShape(
-                requests=at_once * round(float(batches.requests[0])),
-                prompt_tokens=max(1, round(float(batches.cached[0] + batches.prompt[0]))),
-                new_tokens=max(1, round(float(batches.generated[0]))),
-            )
-            for _ in range(round(float(batches.repeats[0]))):
-                # Rounds that no timing has, so that no context is in a cache.
-                total += timer.time_batch(shape, MAX_ROUNDS + 1 + number).seconds
-        seconds.append(total)
-    return float(np.median(seconds[1:]))
-
-
-def _describe_crossing(points: Sequence[tuple[float, float]], predicted: float) -> str:
-    """Return the measured crossing, which is interpolated between two lengths with their ratios of seconds."""
-    (short, short_ratio), (long, long_ratio) = points
-    if not short_ratio > 1 >= long_ratio:
-        return (
-            f"delegation takes x{short_ratio:.2f} and x{long_ratio:.2f} the seconds of the full reader at these "
-            "lengths, so they have no measured crossing between them"
+def _list_shapes(calibration: Calibration, strategy: str, length: float, at_once: int) -> list[BatchShape]:
+    """Return the batches of a strategy on so many texts at once."""
+    shapes = []
+    for batches in list_batches(strategy, calibration.lengths, np.array([length])):
+        shape = BatchShape(
+            requests=at_once * round(float(batches.requests[0])),
+            prompt_tokens=max(1, round(float(batches.cached[0] + batches.prompt[0]))),
+            new_tokens=max(1, round(float(batches.generated[0]))),
         )
-    share = log(short_ratio) / (log(short_ratio) - log(long_ratio))
-    measured = short * (long / short) ** share
-    return f"crossing predicted at {predicted:,.0f}, measured at {measured:,.0f} tokens ({predicted / measured:.2f})"
+        shapes += [shape] * round(float(batches.repeats[0]))
+    return shapes
