@@ -408,13 +408,13 @@ SECONDS = """## Seconds
 On an idle CPU with two threads, float32; random ids, reports of 8 tokens, answers of 16, one call and one reading, no
 cache. From this length on, delegation takes less than the full reader:"""
 
-PLAYS = "Measured seconds of all texts, and the predicted ones:"
+PLAYS = "Seconds of all texts, measured (predicted):"
 
 TUNING = """## Tuning
 
-On the official training stories in *Persuasion*. Unless a row says that clones copy, they report in short what concerns
-the thing. **Runs of `delegating` before seed 111 did not see their mix**: one draw of long texts filled a pool, so on a
-CPU they saw `long` alone, except for 108 to 110. Such a config is refused since. From seed 111 on roots ask twice."""
+On the official training stories in *Persuasion*. **Runs of `delegating` before seed 111 did not see their mix**: one
+draw of long texts filled a pool, so on a CPU they saw `long` alone, except for 108 to 110. From seed 111 on roots ask
+twice."""
 
 
 def stored() -> tuple[list[Cell], Cell | None, list[Cell]]:
