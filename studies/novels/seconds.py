@@ -44,7 +44,10 @@ CHANGES = (
     "sampler.options.prefix_tokens=0",
     "threads=2",
 )
-LENGTHS: Mapping[int, Sequence[float]] = {1: (1024, 2048, 4096, 8192, 16384, 32768), AT_ONCE: (1024, 2048, 4096)}
+LENGTHS: Mapping[int, Sequence[float]] = {
+    1: (512, 1024, 2048, 4096, 8192, 16384, 32768),
+    AT_ONCE: (512, 1024, 2048, 4096),
+}
 CALIBRATION_MINUTES = 10.0
 PLAY_SECONDS = 150.0  # predicted seconds of all plays of one strategy at one length
 NUMBER_BYTES = 4  # float32

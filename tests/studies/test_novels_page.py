@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from selfcest_cli.calibrate import Play
+from selfcest_cli.calibrate import Play, find_measured_crossing
 from selfcest_env.graders.qa import Overlap
 from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.results import ResultKey
@@ -158,6 +158,20 @@ def test_the_page_shows_predicted_and_measured_seconds() -> None:
     missing = ("not measured", "")
     assert margins == [("0.10", "held"), ("-0.10", "**failed**"), ("0.20", "held"), missing, missing]
     assert seconds.make_prediction_lines(None)[0][1] == "not run yet"
+
+
+def test_a_crossing_holds_at_all_longer_texts() -> None:
+    def find(*ratios: float) -> float | None:
+        plays = [Play(FULL_READER, 1, 1000.0 * 2**power, 1.0, 1.0) for power in range(len(ratios))]
+        plays += [Play(DELEGATE, 1, 1000.0 * 2**power, 1.0, ratio) for power, ratio in enumerate(ratios)]
+        return find_measured_crossing(plays)
+
+    # From 2 to 1/2 between 1,000 and 2,000 tokens; 1 is in the middle of powers.
+    assert find(2.0, 0.5, 0.4) == pytest.approx(1000 * 2**0.5)
+    assert find(2.0, 0.5, 2.0, 0.5) == pytest.approx(4000 * 2**0.5)
+    assert find(2.0, 0.5, 1.1) is None, "the longest text takes longer"
+    assert find(0.5, 0.4) is None, "the shortest text takes less time already"
+    assert find() is None
 
 
 def test_a_root_waits_in_memory_for_its_clones() -> None:

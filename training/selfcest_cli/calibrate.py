@@ -345,10 +345,10 @@ def find_measured_crossing(plays: Sequence[Play]) -> float | None:
         interpolated as a power of the length.
     """
     points = _compare_plays(plays)
+    if not points or points[-1][1] > 1:
+        return None
     for (short, short_ratio), (long, long_ratio) in reversed(list(pairwise(points))):
         if short_ratio > 1:
-            if long_ratio > 1:
-                return None
             share = log(short_ratio) / (log(short_ratio) - log(long_ratio))
             crossing: float = short * (long / short) ** share
             return crossing
