@@ -91,11 +91,7 @@ class HermesProtocol:
         user_parts = self.write_task(brief)
         hidden = [key for key in brief.keys if key not in brief.documents]
         if hidden:
-            user_parts.append(Part("\n\nKeys of the documents: ", True))
-            for i, key in enumerate(hidden):
-                if i:
-                    user_parts.append(Part("; ", True))
-                user_parts.append(Part(key))
+            user_parts += [Part("\n\nKeys of the documents: ", True), *self.write_keys(hidden)]
         return (
             Message(MessageRole.SYSTEM, (Part("\n".join(lines), True),)),
             Message(MessageRole.USER, tuple(user_parts)),
@@ -107,6 +103,13 @@ class HermesProtocol:
         for key, text in brief.documents.items():
             parts += write_document(key, text, before="\n\n")
         return parts
+
+    def write_keys(self, keys: Sequence[str]) -> list[Part]:
+        """Return the keys of the documents that an agent has and does not see."""
+        parts = []
+        for key in keys:
+            parts += [Part("; ", True), Part(key)]
+        return parts[1:]
 
     def replies(self, replies: Sequence[Reply]) -> Message:
         parts: list[Part] = []

@@ -7,13 +7,15 @@ more than a thousand tokens, one after the other. Here it writes `{"objective": 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from selfcest_env.protocol import Brief
 from selfcest_env.text.hermes import MAX_SHARED_KEYS, HermesProtocol, read_request, write_document, write_request
 from selfcest_env.types import CloneRequest, Part
+
+T = TypeVar("T")
 
 # Most clones of one item, so that a short text cannot fill the memory. No limit of an episode is as large.
 MAX_EACH = 10_000
@@ -21,8 +23,8 @@ _NUMBERED = re.compile(r"(.*?)([1-9][0-9]{0,8})")
 _SPAWN_HELP = (
     "You can delegate. To start a clone of yourself for each document from a first to a last one, all in parallel and "
     "each in a fresh context, write\n"
-    '<tool_call>{"name": "spawn_clone", "arguments": {"objectives": [{"objective": "...", "each": ["part 1", '
-    '"part 9"]}]}}</tool_call>\n'
+    '<tool_call>{"name": "spawn_clone", "arguments": {"objectives": [{"objective": "...", "each": ["...", '
+    '"..."]}]}}</tool_call>\n'
     "In the place of each, shared_context names the documents of one clone. A clone sees its objective and its "
     "documents, nothing else. All replies come back in one message."
 )
@@ -31,7 +33,7 @@ _SPAWN_HELP = (
 class HermesEachProtocol(HermesProtocol):
     """`hermes` with the argument `each`: keys of the first and the last document, one clone for each of them.
 
-    An agent sees its documents before its task.
+    An agent sees its documents before its task, and consecutive keys as such a pair, which it can copy into a call.
     """
 
     spawn_help = _SPAWN_HELP
@@ -43,23 +45,26 @@ class HermesEachProtocol(HermesProtocol):
             parts += [*write_document(key, text), Part("\n\n", True)]
         return [*parts, Part(brief.text)]
 
+    def write_keys(self, keys: Sequence[str]) -> list[Part]:
+        parts: list[Part] = []
+        for run in _split_runs(keys, _is_next):
+            if parts:
+                parts.append(Part("; ", True))
+            if len(run) == 1:
+                parts.append(Part(run[0]))
+            else:
+                parts += [Part('each of ["', True), Part(run[0]), Part('", "', True), Part(run[-1]), Part('"]', True)]
+        return parts
+
     def write_objectives(self, requests: Sequence[CloneRequest]) -> list[Any]:
         written: list[Any] = []
-        start = 0
-        while start < len(requests):
-            stop = start + 1
-            while stop < len(requests) and stop - start < MAX_EACH and _follows(requests[stop - 1], requests[stop]):
-                stop += 1
-            first = requests[start]
-            if stop - start == 1:
+        for run in _split_runs(requests, _follows):
+            first = run[0]
+            if len(run) == 1:
                 written.append(write_request(first))
             else:
-                item = {
-                    "objective": first.objective,
-                    "each": [*first.shared_context, *requests[stop - 1].shared_context],
-                }
+                item = {"objective": first.objective, "each": [*first.shared_context, *run[-1].shared_context]}
                 written.append(item if first.max_tokens is None else {**item, "max_tokens": first.max_tokens})
-            start = stop
         return written
 
     def read_objective(self, objective: object, shared: Mapping[str, None]) -> Sequence[CloneRequest]:
@@ -74,14 +79,30 @@ class HermesEachProtocol(HermesProtocol):
         return [replace(request, shared_context=tuple(dict.fromkeys((*shared, key)))) for key in keys]
 
 
+def _split_runs(items: Sequence[T], follows: Callable[[T, T], bool]) -> list[list[T]]:
+    """Cut a sequence where an item does not follow the one before it, or a run has `MAX_EACH` items."""
+    runs: list[list[T]] = []
+    for item in items:
+        if runs and len(runs[-1]) < MAX_EACH and follows(runs[-1][-1], item):
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return runs
+
+
 def _follows(previous: CloneRequest, request: CloneRequest) -> bool:
     """Return whether two requests differ only in the number of their one document, which is the next number."""
     if len(previous.shared_context) != 1 or len(request.shared_context) != 1:
         return False
     if replace(previous, shared_context=request.shared_context) != request:
         return False
-    first = _NUMBERED.fullmatch(previous.shared_context[0])
-    second = _NUMBERED.fullmatch(request.shared_context[0])
+    return _is_next(*previous.shared_context, *request.shared_context)
+
+
+def _is_next(previous: str, key: str) -> bool:
+    """Return whether two keys differ only in their number, and the second one has the next number."""
+    first = _NUMBERED.fullmatch(previous)
+    second = _NUMBERED.fullmatch(key)
     return first is not None and second is not None and first[1] == second[1] and int(second[2]) == int(first[2]) + 1
 
 

@@ -143,8 +143,10 @@ def test_a_call_for_each_document_is_short_and_shares():
     shared = call({"objectives": [{"objective": "a", "each": ["part 1", "part 2"]}], "shared_context": ["key"]})
     assert EACH.parse(shared) == parts(1, 2, "part ", "key")
     assert EACH.parse(call({"objectives": [{"objective": "a", "each": ["p1", "p2"]}]}) * 2) != BAD
-    opening = EACH.open(Brief(Role.ROOT, "a", can_delegate=True))
-    assert '"each": ["part 1", "part 9"]' in opening[0].content
+    keys = ("key", "part 1", "part 2", "part 3", "page 4", "page 6")
+    system, user = EACH.open(Brief(Role.ROOT, "a", keys=keys, can_delegate=True))
+    assert '"each": ["...", "..."]' in system.content
+    assert user.content == 'a\n\nKeys of the documents: key; each of ["part 1", "part 3"]; page 4; page 6'
 
 
 def test_documents_before_the_task_share_a_prefix():

@@ -97,6 +97,36 @@ def warnings_of(spec: RunConfig) -> list[str]:
     return describe_failed_warm_starts(read_jobs(spec), spec.compute_tokens)
 
 
+def test_agents_of_other_roles_do_not_learn(tmp_path: Path) -> None:
+    agents: dict[tuple[str, ...], set[str]] = {}
+    for roles in (["root"], ["clone"], ["root", "clone"]):
+        mix = {"choice": {"share": 1, "styles": {"delegate": 1}, "roles": roles}}
+        spec = hopeless(tmp_path, variants__delegating__warmstart__phases=[{"tokens": 3500, "mix": mix}])
+        warm_start = spec.variants["delegating"].warmstart
+        samples = play_demonstrations(
+            language_of(spec.model),
+            spec.limits,
+            make_reward(spec.reward.name),
+            make_families(spec.tasks, "train"),
+            warm_start.phases[0],
+            0,
+            0,
+            warm_start,
+        )
+        assert sum(map(len, samples)) >= warm_start.pool_tokens
+        agents[tuple(roles)] = {str(sample.agent_id) for sample in samples}
+    assert agents["root",] == {"root"}
+    assert agents["clone",] == {"root.0"}
+    assert agents["root", "clone"] == {"root", "root.0"}
+
+
+def test_demonstrations_without_an_agent_of_the_roles_are_refused(tmp_path: Path) -> None:
+    mix = {"choice": {"share": 1, "styles": {"solve": 1}, "roles": ["clone"]}}
+    spec = hopeless(tmp_path, variants__delegating__warmstart__phases=[{"tokens": 3500, "mix": mix}])
+    with pytest.raises(ConfigError, match=r"mix\.choice\.roles is \['clone'\], and demonstrations in style 'solve'"):
+        Job(spec, DELEGATING, lambda *_: None).check_demonstrations()
+
+
 @pytest.mark.slow
 def test_another_attempt_begins_with_other_weights(tmp_path: Path) -> None:
     """With a rate of 1e-9 the weights that come out are those that went in."""

@@ -30,7 +30,7 @@ from selfcest_env.structure import (
     to_builtins,
 )
 from selfcest_env.tasks.source import Style
-from selfcest_env.types import Limits
+from selfcest_env.types import Limits, Role
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.learner.options import Batches, Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
@@ -77,10 +77,12 @@ class DemonstrationMix(Checked):
     Attributes:
         share: share of the phase's tokens, relative to the other families.
         styles: weights of the styles `delegate`, `solve` and `read`. The limits must allow the tool of a style.
+        roles: agents that learn from these demonstrations. With `[root]` long texts of clones need not be computed.
     """
 
     share: NotNegative
     styles: Annotated[Mapping[Style, NotNegative], AnyPositive()]
+    roles: Annotated[tuple[Role, ...], NotEmpty(), Distinct()] = tuple(Role)
 
 
 @dataclass(frozen=True)

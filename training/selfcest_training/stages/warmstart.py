@@ -6,7 +6,7 @@ next pool, and so does the next attempt at a warm start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -24,7 +24,7 @@ from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import Style, TaskSource
-from selfcest_env.types import Limits
+from selfcest_env.types import Limits, Role
 from selfcest_training.config import WarmStartConfig, WarmStartPhase, override_limits
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
@@ -225,6 +225,7 @@ def check_demonstrations(
         drawn_tokens = dict.fromkeys(_list_families(phase), 0.0)
         for family in drawn_tokens:
             styles = phase.mix[family].styles
+            roles = phase.mix[family].roles
             for style, share in styles.items():
                 if not share:
                     continue
@@ -240,9 +241,15 @@ def check_demonstrations(
                     _CHECKED_TASKS,
                 )
                 try:
-                    played_tokens = sum(len(sample) for record in demonstrations for sample in _make_samples(record))
+                    samples = [sample for record in demonstrations for sample in _make_samples(record, roles)]
                 except TaskError as error:
                     raise ConfigError(f"{place}.phases[{index}]: {error}") from error
+                if not samples:
+                    raise ConfigError(
+                        f"{place}.phases[{index}].mix.{family}.roles is {list(map(str, roles))}, and demonstrations "
+                        f"in style '{style}' have no such agent; add the other role, or set the style to 0"
+                    )
+                played_tokens = sum(map(len, samples))
                 style_share = share / sum(styles.values())
                 drawn_tokens[family] += style_share * config.tasks_at_once * played_tokens / _CHECKED_TASKS
         _check_pool(drawn_tokens, phase, config, place, index)
@@ -303,7 +310,7 @@ def play_demonstrations(
             f"w{pool}.{batch}",
             config.tasks_at_once,
         ):
-            new = _make_samples(record)
+            new = _make_samples(record, phase.mix[family].roles)
             tokens[family] += sum(map(len, new))
             samples += new
         batch += 1
@@ -315,9 +322,11 @@ def _choose_family(tokens: Mapping[str, int], phase: WarmStartPhase) -> str:
     return min(tokens, key=lambda name: (tokens[name] + 1) / phase.mix[name].share)
 
 
-def _make_samples(record: EpisodeRecord) -> list[Sample]:
+def _make_samples(record: EpisodeRecord, roles: Collection[Role]) -> list[Sample]:
+    """Return the samples of the agents of these roles."""
     group = EpisodeGroup(record.task, (record,))
-    credit = Credit({key: 1.0 for key, _ in record.turns()})
+    learners = {agent.agent_id for agent in record.agents if agent.role in roles}
+    credit = Credit({key: 1.0 for key, _ in record.turns() if key.agent_id in learners})
     return build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=1.0)
 
 
