@@ -91,7 +91,7 @@ class HermesProtocol:
         user_parts = self.write_task(brief)
         hidden = [key for key in brief.keys if key not in brief.documents]
         if hidden:
-            user_parts += [Part("\n\nKeys of the documents: ", True), *self.write_keys(hidden)]
+            user_parts += [Part("\n\nKeys of the documents: ", True), *self.write_keys(hidden, brief)]
         return (
             Message(MessageRole.SYSTEM, (Part("\n".join(lines), True),)),
             Message(MessageRole.USER, tuple(user_parts)),
@@ -104,7 +104,7 @@ class HermesProtocol:
             parts += write_document(key, text, before="\n\n")
         return parts
 
-    def write_keys(self, keys: Sequence[str]) -> list[Part]:
+    def write_keys(self, keys: Sequence[str], brief: Brief) -> list[Part]:
         """Return the keys of the documents that an agent has and does not see."""
         parts = []
         for key in keys:

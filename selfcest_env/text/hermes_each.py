@@ -33,7 +33,7 @@ _SPAWN_HELP = (
 class HermesEachProtocol(HermesProtocol):
     """`hermes` with the argument `each`: keys of the first and the last document, one clone for each of them.
 
-    An agent sees its documents before its task, and consecutive keys as such a pair, which it can copy into a call.
+    An agent sees its documents before its task. If it can only delegate, it sees consecutive keys as such a pair.
     """
 
     spawn_help = _SPAWN_HELP
@@ -45,7 +45,9 @@ class HermesEachProtocol(HermesProtocol):
             parts += [*write_document(key, text), Part("\n\n", True)]
         return [*parts, Part(brief.text)]
 
-    def write_keys(self, keys: Sequence[str]) -> list[Part]:
+    def write_keys(self, keys: Sequence[str], brief: Brief) -> list[Part]:
+        if brief.can_read or not brief.can_delegate:
+            return super().write_keys(keys, brief)  # reading needs the key of each document
         parts: list[Part] = []
         for run in _split_runs(keys, _is_next):
             if parts:
@@ -100,7 +102,12 @@ def _follows(previous: CloneRequest, request: CloneRequest) -> bool:
 
 
 def _is_next(previous: str, key: str) -> bool:
-    """Return whether two keys differ only in their number, and the second one has the next number."""
+    """Return whether two keys differ only in their number, and the second one has the next number.
+
+    Keys that JSON would escape stand alone, since a model copies them as they are written.
+    """
+    if set(key) & set('"\\'):
+        return False
     first = _NUMBERED.fullmatch(previous)
     second = _NUMBERED.fullmatch(key)
     return first is not None and second is not None and first[1] == second[1] and int(second[2]) == int(first[2]) + 1

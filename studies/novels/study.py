@@ -235,7 +235,7 @@ def list_strategies(cells: Iterable[Cell]) -> list[str]:
 def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/novels_results.md`."""
     cells = sorted(cells, key=lambda cell: (VARIANTS.index(cell["arm"]), cell["seed"]))
-    parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), _list_missing(cells)]
+    parts = [HEAD, *([evidence_line(cells, "`--rerun`")] if cells else []), _list_missing(cells, timed)]
     parts += [PREDICTED, _make_prediction_table(cells, timed)]
     if cells:
         parts += [
@@ -248,15 +248,24 @@ def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> s
             provenance(cells),
         ]
     if timed:
-        parts += [SECONDS, seconds.make_crossing_table(timed), PLAYS, seconds.make_play_table(timed)]
+        lengths = timed["lengths"]
+        head = SECONDS.format(
+            **{key: timed[key] for key in ("machine", "threads", "commit")},
+            report=lengths["report"],
+            answer=lengths["answer"],
+        )
+        parts += [head, seconds.make_crossing_table(timed), PLAYS, seconds.make_play_table(timed)]
+        parts += [COSTS_OF_ONE, seconds.make_cost_table(timed)]
     return joined([*filter(None, parts), TUNING, tuning_table(tuning, "right at 4,000 tokens")])
 
 
-def _list_missing(cells: Sequence[Cell]) -> str:
+def _list_missing(cells: Sequence[Cell], timed: Cell | None) -> str:
     stored = {(cell["arm"], cell["seed"]) for cell in cells}
     expected = [(variant, seed) for variant in VARIANTS[:2] for seed in read_config(PLAYED)["seeds"]]
     expected.append(("full_reader", 0))
     missing = [f"{variant}/seed{seed}" for variant, seed in expected if (variant, seed) not in stored]
+    if timed is None:
+        missing.append("seconds")
     return f"*Cells that have not been run yet: {', '.join(missing)}.*" if missing else ""
 
 
@@ -405,10 +414,13 @@ PROVENANCE = "## Cells"
 
 SECONDS = """## Seconds
 
-On an idle CPU with two threads, float32; random ids, reports of 8 tokens, answers of 16, one call and one reading, no
-cache. From this length on, delegation takes less than the full reader:"""
+On an idle machine ({machine}, {threads} threads, float32, commit `{commit:.7}`), with random ids: reports of {report}
+tokens, answers of {answer}, one call and one reading, no cache. From this length on, delegation costs at most what the
+full reader costs:"""
 
 PLAYS = "Seconds of all texts, measured (predicted):"
+
+COSTS_OF_ONE = "FLOPs of one text, and ideal memory if all clones run at once:"
 
 TUNING = """## Tuning
 

@@ -147,6 +147,10 @@ def test_a_call_for_each_document_is_short_and_shares():
     system, user = EACH.open(Brief(Role.ROOT, "a", keys=keys, can_delegate=True))
     assert '"each": ["...", "..."]' in system.content
     assert user.content == 'a\n\nKeys of the documents: key; each of ["part 1", "part 3"]; page 4; page 6'
+    reader = Brief(Role.ROOT, "a", keys=keys, can_delegate=True, can_read=True)
+    assert EACH.open(reader)[1] == HERMES.open(reader)[1], "reading needs the key of each document"
+    quoted = Brief(Role.ROOT, "a", keys=('a"1', 'a"2'), can_delegate=True)
+    assert EACH.open(quoted)[1] == HERMES.open(quoted)[1], "JSON would escape these keys"
 
 
 def test_documents_before_the_task_share_a_prefix():

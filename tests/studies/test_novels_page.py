@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from selfcest_cli.calibrate import Play, find_measured_crossing
+from selfcest_cli.calibrate import Play, list_shapes
 from selfcest_env.graders.qa import Overlap
 from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.results import ResultKey
-from selfcest_training.config_file import read_config
-from selfcest_training.planning.crossing import DELEGATE, FULL_READER, MEMORY, LinearCount, TextLengths
+from selfcest_training.config_file import load_config, read_config
+from selfcest_training.planning.crossing import DELEGATE, FULL_READER, MEMORY, STRATEGIES, LinearCount, TextLengths
+from selfcest_training.planning.shapes import get_model_shape
 from studies.novels import seconds, study
 from studies.novels.study import (
     EVERY_SEED,
@@ -130,48 +132,68 @@ def test_the_page_judges_its_predictions(monkeypatch: pytest.MonkeyPatch) -> Non
 # One length for one text and for sixteen. The memory was not measured for sixteen.
 LENGTHS = TextLengths("by hand", 512, 100, LinearCount(80, 5), LinearCount(40, 0), LinearCount(10, 4), 8, 16)
 PLAYS = [
-    Play(FULL_READER, 1, 8192, 9.0, 10.0),
-    Play(DELEGATE, 1, 8192, 5.0, 6.0),
-    Play(MEMORY, 1, 8192, 7.0, 8.0),
-    Play(FULL_READER, 16, 4096, 90.0, 100.0),
-    Play(DELEGATE, 16, 4096, 50.0, 60.0),
-    Play(MEMORY, 16, 4096, 70.0, None),
+    Play(FULL_READER, 1, 4096, 3.0, (3.0,)),
+    Play(DELEGATE, 1, 4096, 6.0, (5.0, 6.0, 9.0)),
+    Play(MEMORY, 1, 4096, 7.0, (8.0,)),
+    Play(FULL_READER, 1, 8192, 10.0, (10.0,)),
+    Play(DELEGATE, 1, 8192, 5.0, (5.0,)),
+    Play(MEMORY, 1, 8192, 7.0, (8.0,)),
+    Play(FULL_READER, 16, 4096, 90.0, (100.0,)),
+    Play(DELEGATE, 16, 4096, 50.0, (60.0,)),
+    Play(MEMORY, 16, 4096, 70.0, (), "it would take more than 60 s"),
 ]
 TIMED = {
+    "machine": "Linux, 2 CPUs",
     "threads": 2,
+    "commit": "1234567890",
+    "lengths": asdict(LENGTHS),
+    "flops_crossing": 4032.0,
     "crossings": [
-        {"at_once": 1, "flops": 4096.0, "length": 2200.0, "low": 2100.0, "high": 2300.0, "measured": 2000.0},
-        {"at_once": 16, "flops": 4096.0, "length": 2600.0, "low": 2100.0, "high": None, "measured": 2000.0},
+        {"at_once": 1, "length": 5200.0, "low": 5100.0, "high": 5300.0},
+        {"at_once": 16, "length": 2600.0, "low": 2100.0, "high": None},
     ],
-    "plays": [{**asdict(play), "flops": 1e12, "memory": 7e8} for play in PLAYS],
+    "plays": [asdict(play) for play in PLAYS],
+    "costs": [{"strategy": name, "text_tokens": 8192, "flops": 1e12, "memory": 7e8} for name in STRATEGIES],
 }
 
 
 def test_the_page_shows_predicted_and_measured_seconds() -> None:
     text = page([], TIMED, [])
-    assert "| 1 | 4,096 | 2,200 (2,100 to 2,300) | 2,000 | 1.10 |" in text
-    assert "| 16 | 4,096 | 2,600 (2,100 to none) | 2,000 | 1.30 |" in text
-    assert "| 1 | 8,192 | 10 (9) | 6 (5) | 8 (7) | 1.00 1.00 1.00 | 0.70 0.70 0.70 |" in text
+    # From 2 to 1/2 between 4,096 and 8,192 tokens; 1 is in the middle of powers.
+    assert "| 1 | 4,032 | 5,200 (5,100 to 5,300) | 5,793 | 5,793 | 1.00 |" in text
+    assert "| 16 | 4,032 | 2,600 (2,100 to none) | none | none | - |" in text
+    assert "| 1 | 4,096 | 3 (3) | 6 (6) | 8 (7) |" in text
     assert "| 16 | 4,096 | 100 (90) | 60 (50) | - (70) |" in text
+    assert "| 8,192 | 1.00 | 1.00 | 1.00 | 0.70 | 0.70 | 0.70 |" in text
+    assert "(Linux, 2 CPUs, 2 threads, float32, commit `1234567`)" in text
+
+
+def test_predictions_of_seconds_are_judged_on_the_measured_ones() -> None:
     margins = [(margin, verdict) for _, margin, verdict in seconds.make_prediction_lines(TIMED)]
-    # 0.2 - 0.1; 0.2 - 0.3; 0.8 - 6 / 10; for 16,384 tokens, and for the memory of sixteen, there is no time.
     missing = ("not measured", "")
-    assert margins == [("0.10", "held"), ("-0.10", "**failed**"), ("0.20", "held"), missing, missing]
+    # 0.2 - 0; both crossings of 16 are below all lengths; 0.67 - 5 / 10; no text has 16,384 tokens.
+    expected = [("0.20", "held"), ("0.20", "held"), ("0.17", "held"), missing, missing, missing]
+    assert margins == expected
     assert seconds.make_prediction_lines(None)[0][1] == "not run yet"
+    # The formula says that delegation is slower at each length, and the clock does not.
+    slow = [replace(play, predicted=100.0) if play.strategy == DELEGATE else play for play in PLAYS]
+    assert seconds._predicts_within(0.2, 1)({**TIMED, "plays": [asdict(play) for play in slow]}) == -inf
+    assert seconds._predicts_within(0.2, 1)({**TIMED, "plays": []}) is None
+    # 5 of 8 seconds.
+    between = seconds._takes_between(0.7, 1.0, DELEGATE, MEMORY, 8192, 1)
+    assert between(TIMED) == pytest.approx(5 / 8 - 0.7)
 
 
-def test_a_crossing_holds_at_all_longer_texts() -> None:
-    def find(*ratios: float) -> float | None:
-        plays = [Play(FULL_READER, 1, 1000.0 * 2**power, 1.0, 1.0) for power in range(len(ratios))]
-        plays += [Play(DELEGATE, 1, 1000.0 * 2**power, 1.0, ratio) for power, ratio in enumerate(ratios)]
-        return find_measured_crossing(plays)
-
-    # From 2 to 1/2 between 1,000 and 2,000 tokens; 1 is in the middle of powers.
-    assert find(2.0, 0.5, 0.4) == pytest.approx(1000 * 2**0.5)
-    assert find(2.0, 0.5, 2.0, 0.5) == pytest.approx(4000 * 2**0.5)
-    assert find(2.0, 0.5, 1.1) is None, "the longest text takes longer"
-    assert find(0.5, 0.4) is None, "the shortest text takes less time already"
-    assert find() is None
+def test_every_text_of_the_cell_fits_the_window() -> None:
+    config = load_config(seconds.TIMED, seconds.CHANGES)
+    window = get_model_shape(config.model).config.max_position_embeddings
+    assert window == 4 * 8192
+    assert get_model_shape(replace(config.model, options={"source": "smollm2"})).config.max_position_embeddings == 8192
+    for at_once, lengths in seconds.LENGTHS.items():
+        for length in lengths:
+            for strategy in STRATEGIES:
+                shapes = list_shapes(strategy, LENGTHS, length, at_once)
+                assert max(shape.prompt_tokens + shape.new_tokens for shape in shapes) <= window
 
 
 def test_a_root_waits_in_memory_for_its_clones() -> None:

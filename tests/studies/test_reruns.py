@@ -24,7 +24,7 @@ from selfcest_training.planning.crossing import LinearCount, TextLengths
 from selfcest_training.planning.engine_timing import BatchShape, BatchTiming, EngineTimings
 from studies import trained
 from studies.__main__ import NAMES
-from studies.runner import CONFIGS, Study, run_study
+from studies.runner import CONFIGS, Study, read_json, run_study
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -140,3 +140,25 @@ def test_a_rerun_stores_its_results(name: str, small_work: None, capsys: pytest.
     assert len(written) >= len(CELLS[name])
     assert all(Path(file).stat().st_size > 0 for file in written)
     assert {Path(file).parent for file in written} == {Path("runs/rerun") / name / "1"}
+
+
+def test_a_cell_of_seconds_has_what_was_predicted_and_measured(small_work: None) -> None:
+    study: Study = importlib.import_module("studies.novels.study").STUDY
+    run_study("novels", study, ["--rerun", "seconds"])
+    folder = Path("runs/rerun/novels/1")
+    cell = read_json(folder / "seconds.json")
+    assert (folder / "seconds.jsonl").exists()
+    # The formula has no pairs of tokens, so delegation is never cheaper in seconds. It is in FLOPs.
+    assert [crossing["length"] for crossing in cell["crossings"]] == [None, None]
+    assert 1024 < cell["flops_crossing"] < 8192
+    assert cell["fit"]["per prompt token"] == pytest.approx(1e-3)
+    plays = {(play["strategy"], play["at_once"], play["text_tokens"]): play for play in cell["plays"]}
+    full = plays["full reader", 1, 8192]
+    assert full["predicted"] == pytest.approx(1e-3 * (100 + 8192) + 0.1 * 16)
+    assert full["seconds"] == pytest.approx([full["predicted"]] * 3), "a warm-up and three plays"
+    assert plays["full reader", 1, 32000]["not_measured"] == "a context is longer than the model's window"
+    cost = next(cost for cost in cell["costs"] if (cost["strategy"], cost["text_tokens"]) == ("full reader", 1024))
+    shape = read_shape("smollm2")
+    cached = 100 + 1024 + 16
+    assert cost["flops"] == pytest.approx(shape.flops(0, cached) + 16 * shape.output_flops)
+    assert cost["memory"] == 2 * (shape.weights + cached * shape.cached_numbers)

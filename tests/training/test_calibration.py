@@ -16,7 +16,15 @@ import pytest
 from selfcest_agents.engine import Completion, FailedRequest, TokenRequest
 from selfcest_agents.language import Language
 from selfcest_agents.samplers import Sampler
-from selfcest_cli.calibrate import CalibrationOptions, run_calibration
+from selfcest_cli.calibrate import (
+    Calibration,
+    CalibrationOptions,
+    Play,
+    compare_plays,
+    find_ratio_crossing,
+    measure,
+    run_calibration,
+)
 from selfcest_cli.terminal import Terminal
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.plugin import PlugIn
@@ -360,6 +368,49 @@ def test_the_command_predicts_what_is_then_measured(tmp_path: Path) -> None:
     assert ratios == pytest.approx([1.0] * 8, abs=0.05)
     predicted, measured = re.findall(r"one request: crossing predicted at ([\d,]+), measured at ([\d,]+)", text)[0]
     assert int(predicted.replace(",", "")) == pytest.approx(int(measured.replace(",", "")), rel=0.1)
+
+
+def test_a_play_is_repeated_while_there_is_time_for_it(tmp_path: Path) -> None:
+    """One request of 256 tokens takes 0.0556 seconds and one of 4,096 tokens 3.3 in this formula."""
+    seconds = (0.0, 1e-4, 4e-7, 0.001, 0.0001, 0.0)
+    engine = FormulaEngine(seconds=seconds)
+    lengths = TextLengths("by hand", 10_000, 10, LinearCount(1, 0), LinearCount(1, 0), LinearCount(1, 0), 1, 1)
+    timer = EngineTimer(engine, vocab_size=10, max_positions=5000, max_batch_size=8, clock=engine.clock)
+    rounds: list[str] = []
+    time_batch = timer.time_batch
+
+    def noted(shape: BatchShape, round_number: int) -> BatchTiming:
+        rounds.append(f"{shape} {round_number}")
+        return time_batch(shape, round_number)
+
+    timer.time_batch = noted  # type: ignore[method-assign]
+    timings = EngineTimings({}, 8, tuple(timer.time_batch(BatchShape(1, n, 1), 1) for n in (64, 256, 1024)))
+    calibration = Calibration(timer, timings, lengths, "none")
+    calibration.__dict__["fit"] = np.array(seconds)
+    texts = {1: (246, 4086, 6000)}
+    short, long, too_long = measure(calibration, (FULL_READER,), texts, longest_seconds=5, repeat_seconds=3.5)
+    assert (len(short.seconds), len(long.seconds), too_long.seconds) == (3, 1, ())
+    assert short.measured == pytest.approx(256e-4 + 4e-7 * 256 * 257 / 2 + 0.0011)
+    assert too_long.not_measured == "a context is longer than the model's window"
+    assert len(set(rounds)) == len(rounds) == 3 + 4 + 1, "no round is timed twice"
+    _, slow, _ = measure(calibration, (FULL_READER,), texts, longest_seconds=1, repeat_seconds=3.5)
+    assert slow.not_measured == "it would take more than 1 s"
+    assert slow.measured is None
+
+
+def test_a_crossing_holds_at_all_longer_texts() -> None:
+    # From 2 to 1/2 between 1,000 and 2,000 tokens; 1 is in the middle of powers.
+    assert find_ratio_crossing([(1000, 2.0), (2000, 0.5), (4000, 0.4)]) == pytest.approx(1000 * 2**0.5)
+    assert find_ratio_crossing([(500, 2.0), (1000, 0.5), (2000, 2.0), (4000, 0.5)]) == pytest.approx(2000 * 2**0.5)
+    assert find_ratio_crossing([(1000, 2.0), (2000, 0.5), (4000, 1.1)]) is None, "the longest text takes longer"
+    assert find_ratio_crossing([(1000, 0.5), (2000, 0.4)]) is None, "the shortest text takes less time already"
+    assert find_ratio_crossing([]) is None
+    # The strategies, and lengths where one was not measured.
+    plays = [Play(FULL_READER, 1, n, 1.0, (2.0,)) for n in (1, 2, 3)] + [
+        Play(DELEGATE, 1, n, 3.0, (1.0,)) for n in (1, 2)
+    ]
+    assert compare_plays(plays, is_predicted=True) == [(1, 3.0), (2, 3.0)]
+    assert compare_plays(plays, is_predicted=False) == [(1, 0.5), (2, 0.5)]
 
 
 def test_an_interrupted_calibration_continues_with_its_file(tmp_path: Path) -> None:

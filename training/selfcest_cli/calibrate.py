@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from math import ceil, inf, log
 from pathlib import Path
 
@@ -102,14 +101,15 @@ def run_calibration(
         clock: returns seconds.
 
     Raises:
-        ConfigError: the engine cannot be timed, the file has timings of another engine, or the time is too short.
+        ConfigError: see `calibrate`.
     """
     with calibrate(config, options, console, clock) as calibration:
         for line in format_calibration(calibration):
             print_text(console, line)
         if options.measure:
             lengths = {at_once: _choose_lengths(calibration, at_once) for at_once in (1, AT_ONCE)}
-            plays = measure(calibration, (FULL_READER, DELEGATE), lengths, 60 * options.minutes)
+            seconds = 60 * options.minutes
+            plays = measure(calibration, (FULL_READER, DELEGATE), lengths, seconds, seconds)
             for line in _format_plays(calibration, plays):
                 print_text(console, line)
 
@@ -118,7 +118,17 @@ def run_calibration(
 def calibrate(
     config: RunConfig, options: CalibrationOptions, console: Console, clock: Clock = time.perf_counter
 ) -> Iterator[Calibration]:
-    """Time the engine of a run, which stays open until the context ends. See `run_calibration`."""
+    """Time the engine of a run, which stays open until the context ends.
+
+    Args:
+        config: the run's config.
+        options: options of the command.
+        console: shows the progress.
+        clock: returns seconds.
+
+    Raises:
+        ConfigError: the engine cannot be timed, the file has timings of another engine, or the time is too short.
+    """
     import torch
 
     torch.set_num_threads(config.threads)
@@ -234,12 +244,12 @@ def format_calibration(calibration: Calibration) -> list[str]:
         f"bootstrap interval over {timings.num_rounds} repeats)",
     ]
     text_tokens = make_text_lengths(lengths.part)
-    counts = {"tokens": partial(count_tokens, lengths=lengths, text_tokens=text_tokens)}
+    count_costs = {"tokens": partial(count_tokens, lengths=lengths, text_tokens=text_tokens)}
     if isinstance(flops, str):
         lines.append(f"  FLOPs are left out: {flops}")
     else:
-        counts["FLOPs"] = partial(count_flops, lengths=lengths, text_tokens=text_tokens, shape=flops)
-    delegate_counts = {name: count(DELEGATE) for name, count in counts.items()}
+        count_costs["FLOPs"] = partial(count_flops, lengths=lengths, text_tokens=text_tokens, shape=flops)
+    delegate_costs = {name: count_cost(DELEGATE) for name, count_cost in count_costs.items()}
     for rival in (FULL_READER, MEMORY):
         lines.append(f"  against {rival}")
         for at_once in (1, AT_ONCE):
@@ -249,8 +259,8 @@ def format_calibration(calibration: Calibration) -> list[str]:
             is_timed = crossing.length <= longest or crossing.length == inf
             note = "" if is_timed else "; extrapolated beyond the timed prompts"
             lines.append(f"    {title}: {_format_length(crossing.length)} ({interval}){note}")
-        for name, count in counts.items():
-            exact = find_crossing(text_tokens, delegate_counts[name], count(rival))
+        for name, count_cost in count_costs.items():
+            exact = find_crossing(text_tokens, delegate_costs[name], count_cost(rival))
             lines.append(f"    {name}: {_format_length(exact)}")
     last = list_batches(DELEGATE, lengths, text_tokens)[-1]
     fits = text_tokens[last.cached + last.prompt + last.generated <= window]
@@ -291,22 +301,29 @@ class Play:
         at_once: number of texts that were read at the same time.
         text_tokens: tokens of each text.
         predicted: seconds by the fit.
-        measured: seconds on the clock, the median of up to `MIN_ROUNDS` plays; `None` if there is no time for one, or
-            the model's window is too short.
+        seconds: seconds on the clock, of one play, or of up to `MIN_ROUNDS` after a warm-up; empty if not measured.
+        not_measured: the reason, or an empty text.
     """
 
     strategy: str
     at_once: int
     text_tokens: float
     predicted: float
-    measured: float | None
+    seconds: tuple[float, ...]
+    not_measured: str = ""
+
+    @property
+    def measured(self) -> float | None:
+        """The median of the seconds on the clock."""
+        return float(np.median(self.seconds)) if self.seconds else None
 
 
 def measure(
     calibration: Calibration,
     strategies: Sequence[str],
     lengths: Mapping[int, Sequence[float]],
-    budget_seconds: float,
+    longest_seconds: float,
+    repeat_seconds: float,
 ) -> Iterator[Play]:
     """Play strategies at some lengths of a text.
 
@@ -314,56 +331,68 @@ def measure(
         calibration: timer and predictions.
         strategies: of `STRATEGIES`.
         lengths: tokens of the texts, by the number of texts that are read at once.
-        budget_seconds: predicted seconds of all plays of one strategy at one length. The first play warms up if there
-            is time for a second one.
+        longest_seconds: predicted seconds above which a play is left out.
+        repeat_seconds: predicted seconds of all plays of one strategy at one length. Without time for a second play the
+            first one counts, else it is a warm-up.
     """
-    rounds = itertools.count(MAX_ROUNDS + 2)  # later than those of the timings, so that no prompt is in a cache
+    rounds = count(MAX_ROUNDS + 2)  # later than those of the timings, so that no prompt is in a cache
     for at_once, text_tokens in lengths.items():
         for length in text_tokens:
             for strategy in strategies:
                 predicted = float(calibration.predict(strategy, np.array([length]), at_once)[0])
-                num_plays = min(1 + MIN_ROUNDS, int(budget_seconds / predicted))
-                shapes = _list_shapes(calibration, strategy, length, at_once)
+                shapes = list_shapes(strategy, calibration.lengths, length, at_once)
+                play = Play(strategy, at_once, length, predicted, ())
                 if max(shape.prompt_tokens + shape.new_tokens for shape in shapes) > calibration.timer.max_positions:
-                    num_plays = 0
-                seconds = [
+                    yield replace(play, not_measured="a context is longer than the model's window")
+                    continue
+                if predicted > longest_seconds:
+                    yield replace(play, not_measured=f"it would take more than {longest_seconds:.0f} s")
+                    continue
+                num_plays = max(1, min(1 + MIN_ROUNDS, int(repeat_seconds / predicted)))
+                seconds = tuple(
                     sum(calibration.timer.time_batch(shape, next(rounds)).seconds for shape in shapes)
                     for _ in range(num_plays)
-                ]
-                measured = float(np.median(seconds[1:] or seconds)) if seconds else None
-                yield Play(strategy, at_once, length, predicted, measured)
+                )
+                yield replace(play, seconds=seconds[1:] or seconds)
 
 
-def find_measured_crossing(plays: Sequence[Play]) -> float | None:
-    """Return the length from which on delegation took less time than the full reader, at all longer ones too.
+def compare_plays(plays: Iterable[Play], *, is_predicted: bool) -> list[tuple[float, float]]:
+    """Return lengths with the seconds of delegation over those of the full reader, where both were measured.
 
     Args:
         plays: of both strategies, with one number of texts at once.
+        is_predicted: whether the predicted seconds are compared and not the measured ones.
+    """
+    seconds = {
+        (play.strategy, play.text_tokens): play.predicted if is_predicted else play.measured
+        for play in plays
+        if play.measured is not None
+    }
+    ratios = []
+    for length in sorted({length for _, length in seconds}):
+        delegated, full = (seconds.get((strategy, length)) for strategy in (DELEGATE, FULL_READER))
+        if delegated is not None and full is not None:
+            ratios.append((length, delegated / full))
+    return ratios
+
+
+def find_ratio_crossing(ratios: Sequence[tuple[float, float]]) -> float | None:
+    """Return the length from which on a ratio is at most 1, at all longer ones too.
+
+    Args:
+        ratios: lengths in ascending order, and the ratio at each. Between two lengths it is a power of the length.
 
     Returns:
-        `None` if there is no crossing between two neighbouring lengths. Between them the ratio of seconds is
-        interpolated as a power of the length.
+        `None` if the ratio at the last length is above 1, or none is above 1.
     """
-    points = _compare_plays(plays)
-    if not points or points[-1][1] > 1:
+    if not ratios or ratios[-1][1] > 1:
         return None
-    for (short, short_ratio), (long, long_ratio) in reversed(list(pairwise(points))):
+    for (short, short_ratio), (long, long_ratio) in reversed(list(pairwise(ratios))):
         if short_ratio > 1:
             share = log(short_ratio) / (log(short_ratio) - log(long_ratio))
             crossing: float = short * (long / short) ** share
             return crossing
     return None
-
-
-def _compare_plays(plays: Sequence[Play]) -> list[tuple[float, float]]:
-    """Return lengths with the seconds of delegation over those of the full reader, where both were measured."""
-    seconds = {(play.strategy, play.text_tokens): play.measured for play in plays}
-    points = []
-    for length in sorted({play.text_tokens for play in plays}):
-        own, other = (seconds.get((strategy, length)) for strategy in (DELEGATE, FULL_READER))
-        if own is not None and other is not None:
-            points.append((length, own / other))
-    return points
 
 
 def _format_plays(calibration: Calibration, plays: Iterable[Play]) -> Iterator[str]:
@@ -376,11 +405,11 @@ def _format_plays(calibration: Calibration, plays: Iterable[Play]) -> Iterator[s
             played.append(play)
             place = f"  {title}, {play.text_tokens:,.0f} tokens, {play.strategy}: {play.predicted:.3g}"
             if play.measured is None:
-                yield f"{place} / not measured: more than --minutes, or than the model's window"
+                yield f"{place} / not measured: {play.not_measured}"
             else:
                 yield f"{place} / {play.measured:.3g} = {play.predicted / play.measured:.2f}"
-        ratios = [ratio for _, ratio in _compare_plays(played)]
-        measured = find_measured_crossing(played)
+        ratios = compare_plays(played, is_predicted=False)
+        measured = find_ratio_crossing(ratios)
         if measured is not None:
             predicted = calibration.crossing(FULL_READER, at_once).length
             yield (
@@ -388,9 +417,10 @@ def _format_plays(calibration: Calibration, plays: Iterable[Play]) -> Iterator[s
                 f"({predicted / measured:.2f})"
             )
         elif len(ratios) > 1:
+            shown = " and ".join(f"x{ratio:.2f}" for _, ratio in ratios)
             yield (
-                f"  {title}: delegation takes {' and '.join(f'x{ratio:.2f}' for ratio in ratios)} the seconds of the "
-                "full reader at these lengths, so they have no measured crossing between them"
+                f"  {title}: delegation takes {shown} the seconds of the full reader at these lengths, so they have "
+                "no measured crossing between them"
             )
 
 
@@ -402,10 +432,10 @@ def _choose_lengths(calibration: Calibration, at_once: int) -> tuple[float, floa
     return max(1.0, round(crossing / 1.5)), max(2.0, round(min(crossing * 1.5, longest)))
 
 
-def _list_shapes(calibration: Calibration, strategy: str, length: float, at_once: int) -> list[BatchShape]:
-    """Return the batches of a strategy on so many texts at once."""
+def list_shapes(strategy: str, lengths: TextLengths, text_tokens: float, at_once: int) -> list[BatchShape]:
+    """Return the batches in which a strategy reads so many texts of this length at once."""
     shapes = []
-    for batches in list_batches(strategy, calibration.lengths, np.array([length])):
+    for batches in list_batches(strategy, lengths, np.array([text_tokens])):
         shape = BatchShape(
             requests=at_once * round(float(batches.requests[0])),
             prompt_tokens=max(1, round(float(batches.cached[0] + batches.prompt[0]))),

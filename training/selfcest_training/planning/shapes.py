@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -117,6 +118,8 @@ def _get_cached_shape(name: str, options_json: str) -> ModelShape:
     if name == "chat":
         options = construct(ChatOptions, spec.options, place="model.options")
         config, source = _find_config(options.source)
+        config = copy.copy(config)  # of the table
+        config.max_position_embeddings = int(config.max_position_embeddings * options.rope_factor)
         attention = "eager" if options.attention == "eager" else "sdpa"
         dtype = getattr(torch, options.dtype)
         model = build_weightless_model(config, dtype, attention)
