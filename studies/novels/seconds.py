@@ -53,11 +53,11 @@ CHANGES = (
 )
 LENGTHS: Mapping[int, Sequence[float]] = {
     1: (512, 1024, 2048, 4096, 8192, 16384, 32000),
-    AT_ONCE: (512, 1024, 2048, 4096),
+    AT_ONCE: (512, 1024, 2048),
 }
 CALIBRATION_MINUTES = 10.0
 LONGEST_SECONDS = 300.0  # of a play
-REPEAT_SECONDS = 80.0  # of all plays of one strategy at one length
+REPEAT_SECONDS = 40.0  # of all plays of one strategy at one length
 NUMBER_BYTES = 2  # of a weight, and of a number in the cache, as in novels_frontier.yaml
 Cell = Mapping[str, Any]
 
@@ -239,8 +239,8 @@ PREDICTIONS: Mapping[str, Judge] = {
     "one text of 16,384 tokens: delegation takes at most .8 of the memory's seconds": _takes_between(
         0, 0.8, DELEGATE, MEMORY, 16384, 1
     ),
-    "16 texts of 4,096 tokens: delegation takes .8 to 1.25 of the memory's seconds": _takes_between(
-        0.8, 1.25, DELEGATE, MEMORY, 4096, AT_ONCE
+    "16 texts of 2,048 tokens: delegation takes .8 to 1.25 of the memory's seconds": _takes_between(
+        0.8, 1.25, DELEGATE, MEMORY, 2048, AT_ONCE
     ),
 }
 
