@@ -253,7 +253,8 @@ def make_prediction_lines(cell: Cell | None) -> list[list[str]]:
         if margin is None:
             lines.append([text, "not run yet" if cell is None else "not measured", ""])
         else:
-            lines.append([text, f"{margin:.2f}", "held" if margin >= 0 else "**failed**"])
+            shown = "no crossing" if margin == -inf else f"{margin:.2f}"
+            lines.append([text, shown, "held" if margin >= 0 else "**failed**"])
     return lines
 
 

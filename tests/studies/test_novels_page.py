@@ -177,7 +177,9 @@ def test_predictions_of_seconds_are_judged_on_the_measured_ones() -> None:
     assert seconds.make_prediction_lines(None)[0][1] == "not run yet"
     # The formula says that delegation is slower at each length, and the clock does not.
     slow = [replace(play, predicted=100.0) if play.strategy == DELEGATE else play for play in PLAYS]
-    assert seconds._predicts_within(0.2, 1)({**TIMED, "plays": [asdict(play) for play in slow]}) == -inf
+    failed = {**TIMED, "plays": [asdict(play) for play in slow]}
+    assert seconds._predicts_within(0.2, 1)(failed) == -inf
+    assert seconds.make_prediction_lines(failed)[0][1:] == ["no crossing", "**failed**"]
     assert seconds._predicts_within(0.2, 1)({**TIMED, "plays": []}) is None
     # 5 of 8 seconds.
     between = seconds._takes_between(0.7, 1.0, DELEGATE, MEMORY, 8192, 1)
