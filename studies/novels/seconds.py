@@ -147,15 +147,40 @@ def read_plays(cell: Cell, at_once: int) -> list[Play]:
     return [play for play in plays if play.at_once == at_once]
 
 
+def find_crossings(cell: Cell, at_once: int) -> tuple[float | None, float | None]:
+    """Return the crossing of the predicted and of the measured seconds, both between the measured lengths."""
+    plays = read_plays(cell, at_once)
+    predicted = find_ratio_crossing(compare_plays(plays, is_predicted=True))
+    return predicted, find_ratio_crossing(compare_plays(plays, is_predicted=False))
+
+
+def describe_seconds(cell: Cell) -> dict[str, str]:
+    """Return the figures of the page's head by name: crossings in tokens, and ratios of seconds."""
+    figures = {}
+    for crossing in cell["crossings"]:
+        at_once = crossing["at_once"]
+        _, measured = find_crossings(cell, at_once)
+        figures[f"measured_{at_once}"] = _format_length(measured and round(measured, -2))
+        figures[f"predicted_{at_once}"] = _format_length(crossing["length"] and round(crossing["length"], -2))
+    for at_once, length in ((1, 16384), (AT_ONCE, 2048)):
+        ratio = _divide_seconds(cell, DELEGATE, MEMORY, length, at_once)
+        figures[f"memory_{at_once}"] = "not measured" if ratio is None else f"{ratio:.2f}"
+    return figures
+
+
+def _divide_seconds(cell: Cell, strategy: str, rival: str, length: float, at_once: int) -> float | None:
+    """Return the measured seconds of a strategy over those of a rival, or `None` if one was not measured."""
+    measured = {play.strategy: play.measured for play in read_plays(cell, at_once) if play.text_tokens == length}
+    seconds, rival_seconds = measured.get(strategy), measured.get(rival)
+    return None if seconds is None or rival_seconds is None else seconds / rival_seconds
+
+
 def make_crossing_table(cell: Cell) -> str:
     """Return the lengths from which on delegation costs at most what the full reader costs."""
     lines = []
     for crossing in cell["crossings"]:
-        plays = read_plays(cell, crossing["at_once"])
         low, high = _format_length(crossing["low"]), _format_length(crossing["high"])
-        predicted, measured = (
-            find_ratio_crossing(compare_plays(plays, is_predicted=is_predicted)) for is_predicted in (True, False)
-        )
+        predicted, measured = find_crossings(cell, crossing["at_once"])
         line = [str(crossing["at_once"]), _format_length(cell["flops_crossing"])]
         line += [f"{_format_length(crossing['length'])} ({low} to {high})"]
         line += [_format_length(predicted), _format_length(measured)]
@@ -199,17 +224,19 @@ Judge = Callable[[Cell], float | None]
 
 
 def _predicts_within(share: float, at_once: int) -> Judge:
-    """The crossing of the predicted seconds is so near to that of the measured ones, or both have none."""
+    """The crossing of the predicted seconds is so near to that of the measured ones.
+
+    If both have none, the same strategy must be the faster one in both.
+    """
 
     def judge(cell: Cell) -> float | None:
         plays = read_plays(cell, at_once)
-        if not compare_plays(plays, is_predicted=False):
+        ratios, predicted_ratios = (compare_plays(plays, is_predicted=is_predicted) for is_predicted in (False, True))
+        if not ratios:
             return None
-        predicted, measured = (
-            find_ratio_crossing(compare_plays(plays, is_predicted=is_predicted)) for is_predicted in (True, False)
-        )
+        predicted, measured = find_crossings(cell, at_once)
         if predicted is None and measured is None:
-            return share
+            return share if (ratios[-1][1] > 1) == (predicted_ratios[-1][1] > 1) else -inf
         return share - abs(predicted / measured - 1) if predicted and measured else -inf
 
     return judge
@@ -219,11 +246,8 @@ def _takes_between(low: float, high: float, strategy: str, rival: str, length: f
     """The measured seconds of a strategy over those of a rival are between two ratios."""
 
     def judge(cell: Cell) -> float | None:
-        measured = {play.strategy: play.measured for play in read_plays(cell, at_once) if play.text_tokens == length}
-        seconds, rival_seconds = measured.get(strategy), measured.get(rival)
-        if seconds is None or rival_seconds is None:
-            return None
-        return min(seconds / rival_seconds - low, high - seconds / rival_seconds)
+        ratio = _divide_seconds(cell, strategy, rival, length, at_once)
+        return None if ratio is None else min(ratio - low, high - ratio)
 
     return judge
 
