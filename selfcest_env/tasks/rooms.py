@@ -91,7 +91,8 @@ def propose(observation: Observation, style: Style) -> Proposal:
     seen = documents_in_sight(observation)
     objective = _match_question(observation.brief.text, _PART_QUESTIONS)
     if objective is not None:
-        return Proposal(Answer(_report(objective, " ".join(seen.values())))) if seen else GIVE_UP
+        text = " ".join(seen.values())
+        return Proposal(Answer(_report(objective, text)), _quote(objective, text)) if seen else GIVE_UP
     question = _match_question(observation.brief.text, _QUESTIONS)
     if question is None:
         return GIVE_UP
@@ -105,7 +106,8 @@ def propose(observation: Observation, style: Style) -> Proposal:
     if not missing:
         texts = [seen[key] for key in keys] or list(seen.values())
         if "person" in question:
-            return _conclude(question, [_report(question, text) for text in texts])
+            proposal = _conclude(question, [_report(question, text) for text in texts])
+            return replace(proposal, thought=proposal.thought or _quote(question, " ".join(texts)))
         copied = [_copy(text) for text in texts]
         proposal = _conclude(question, copied)
         # A reader copies the statements as well, before it follows the thing.
@@ -139,7 +141,8 @@ def is_event(sentence: str) -> bool:
 def remember(question: str, memory: str, key: str, text: str) -> Proposal:
     """Answer with the memory after a part of the story. The thought is the report of that part.
 
-    The memory of task 2 is the last report that has something, after the key of its part.
+    For a person the thought is the statement from which the report follows. The memory of task 2 is the last report
+    that has something, after the key of its part.
 
     Args:
         question: question about the whole story.
@@ -152,7 +155,7 @@ def remember(question: str, memory: str, key: str, text: str) -> Proposal:
         return GIVE_UP
     if "person" in asked:
         report = _report(asked, text)
-        return Proposal(Answer(memory if report == NOWHERE else report), report)
+        return Proposal(Answer(memory if report == NOWHERE else report), _quote(asked, text) or NOWHERE)
     if "room" not in asked:
         report = _report(asked, text)
         return Proposal(Answer(memory if report == NOTHING else f"{key}: {report}"), report)
@@ -206,13 +209,26 @@ def _write_objective(question: dict[str, str]) -> str:
 def _report(asked: dict[str, str], text: str) -> str:
     """Return a clone's reply: the last room of a person, the last statement about a thing, or all statements."""
     if "person" in asked:
-        rooms = [event.does for event in _find_events(text) if event.person == asked["person"] and not event.thing]
-        return rooms[-1] if rooms else NOWHERE
+        moves = _find_moves(asked["person"], text)
+        return moves[-1].does if moves else NOWHERE
     if "thing" not in asked:
         return _copy(text)
     quoted = _find_last(asked["thing"], _find_events(text))
     # A thing that was taken may be carried on in any later part, so its room is not quoted.
     return " ".join(event.statement for event in quoted if event.thing or quoted[0].does == DROPS) or NOTHING
+
+
+def _quote(asked: dict[str, str], text: str) -> str:
+    """Return the statement from which the report about a person follows, which a clone writes first.
+
+    A small model that wrote the room alone often took that of a neighbouring statement about another person.
+    """
+    moves = _find_moves(asked["person"], text) if "person" in asked else []
+    return moves[-1].statement if moves else ""
+
+
+def _find_moves(person: str, text: str) -> list[Event]:
+    return [event for event in _find_events(text) if event.person == person and not event.thing]
 
 
 def _copy(text: str) -> str:

@@ -31,9 +31,10 @@ from selfcest_env.tasks.memory import EMPTY_MEMORY, MemorySteps, MemoryTurn, Pas
 from selfcest_env.tasks.prose import Prose, split_prose
 from selfcest_env.tasks.room_stories import RoomStories
 from selfcest_env.tasks.rooms import people
+from selfcest_env.tasks.source import Proposal
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.types import Limits, Task
+from selfcest_env.types import Answer, Limits, Task
 
 SENTENCES = [f"Sentence {number} of the book has nothing to tell." for number in range(60)]
 UNLIMITED = Limits(None, turn_tokens=2000, reply_tokens=None, max_clones=None, max_clones_per_call=None)
@@ -277,6 +278,10 @@ def test_a_memory_of_a_thing_asks_for_its_last_person() -> None:
             memory = expert.remember(question, memory, f"part {number}", text).action.text  # type: ignore[union-attr]
         return [memory, expert.conclude(question, memory).action.text]  # type: ignore[union-attr]
 
+    found = expert.remember("Where is Mary?", "office", "part 2", "Mary moved to the kitchen. John went to the garden.")
+    assert found == Proposal(Answer("kitchen"), "Mary moved to the kitchen.")
+    kept = expert.remember("Where is Mary?", "office", "part 3", "John went to the garden.")
+    assert kept == Proposal(Answer("office"), "nowhere")
     question = "Where is the milk?"
     taken = ("Mary moved to the kitchen.", "Mary got the milk.", "John got the ball.")
     assert read(question, *taken) == ["part 2: Mary got the milk.", "Where is Mary?"]

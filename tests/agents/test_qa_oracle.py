@@ -270,6 +270,13 @@ def test_the_clones_are_asked_for_the_thing_and_then_for_its_person(tmp_path: Pa
             for number, part in enumerate(parts, 1)
         ]
         assert record.root.turns[1].generation.text.startswith("Mary took the football there.\n")
+    # A clone that finds the person quotes the statement before it answers.
+    assert [agent.turns[-1].generation.text for agent in held.agents[5:]] == [
+        "Mary moved to the bathroom.\nAnswer: bathroom",
+        "Answer: nowhere",
+        "Mary went to the kitchen.\nAnswer: kitchen",
+        "Mary journeyed to the garden.\nAnswer: garden",
+    ]
     # An earlier room needs the path of the thing.
     copied = [" ".join(line.partition(" ")[2] for line in STORY.splitlines()[i : i + 3]) for i in (0, 3, 6)]
     assert [part for _, _, part in objectives(before)[:3]] == copied

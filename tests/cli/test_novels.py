@@ -19,7 +19,7 @@ from test_solve import Console, selfcest
 
 from selfcest_env.tasks import novels
 from selfcest_env.tasks.long_context import split_sentences
-from selfcest_env.tasks.room_stories import PEOPLE, THINGS, RoomStories
+from selfcest_env.tasks.room_stories import PEOPLE, RoomStories
 from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.results import read_results
 
@@ -44,7 +44,7 @@ def write_inputs(folder: Path) -> str:
         records += struct.pack(">I", len(content)) + zlib.compress(content)
     Path("novels.deb").write_bytes(make_package({"./x/janeaustenr/data/Rdata.rdb": records}))
     lines = []
-    for task in RoomStories(2, 4, 8, stories=4).tasks():
+    for task in RoomStories(1, 4, 8, stories=4).tasks():
         statements = split_sentences(" ".join(task.context.values()))
         facts = " ".join(str(fact + 1) for fact in json.loads(str(task.metadata["facts"])))
         lines += [f"{number} {statement}" for number, statement in enumerate(statements, 1)]
@@ -52,7 +52,7 @@ def write_inputs(folder: Path) -> str:
     stories = folder / "data" / "babi" / "tasks_1-20_v1-2" / "en"
     stories.mkdir(parents=True)
     for part in ("train", "test"):
-        file = stories / f"qa2_two-supporting-facts_{part}.txt"
+        file = stories / f"qa1_single-supporting-fact_{part}.txt"
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     tokenizer = chat_tokenizer(CHATML, byte_level([PAGES["docs/novels.md"]], vocab_size=1000))
     tiny_llama(tokenizer, positions=8192).save_pretrained("tiny")
@@ -161,9 +161,8 @@ def test_training_gate_and_evaluation_share_no_story_and_no_book() -> None:
     stories = find_sources(training, "room_stories")
     assert stories
     for source in stories:
-        assert {"people", "things"} <= source.keys()
+        assert source["task"] == 1
         assert set(source["people"]).isdisjoint(PEOPLE)
-        assert set(source["things"]).isdisjoint(THINGS)
     (held_out,) = {tuple(filler["test_books"]) for filler in find_fillers(training)}
     assert {filler["part"] for filler in find_fillers(training)} == {"train"}
     files: list[str] = []
@@ -191,8 +190,8 @@ def test_the_page_has_no_number_that_the_configs_do_not_have() -> None:
     text = PAGES["docs/novels.md"]
     config = (ROOT / "training/configs/novels.yaml").read_text(encoding="utf-8")
     frontier = (ROOT / "training/configs/novels_frontier.yaml").read_text(encoding="utf-8")
-    assert len(re.findall(r"tokens: 385000", config)) == 1
-    assert len(re.findall(r"tokens: 240000", config)) == len(VARIANTS) - 1
+    assert len(re.findall(r"tokens: 160000", config)) == 1
+    assert len(re.findall(r"tokens: 150000", config)) == len(VARIANTS) - 1
     assert "context_tokens: 2048" in config
     for limit in (48, 24, 8):
         assert f"limit: {limit}" in frontier
