@@ -28,7 +28,7 @@ RECIPES = {
     "supersuit_ppo": ("supersuit", 0.8),
     "torchrl_ppo": ("torchrl", 0.8),
 }
-SLOWER = {"rllib_ppo": 240}  # seconds of processor time, where a minute will not do
+SLOWER = {"rllib_ppo": 240, "supersuit_ppo": 90}  # seconds of processor time, where a minute will not do
 
 
 def success(name: str, *arguments: str) -> float:
