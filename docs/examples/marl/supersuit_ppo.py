@@ -34,7 +34,7 @@ def make_env(games: int, seed: int) -> VecEnv:
 
 
 def main(seed: int = 0) -> float:
-    """Train for about 30 s; returns the mean reward of evaluation episodes: the share of right answers."""
+    """Train for about a minute; returns the mean reward of evaluation episodes: the share of right answers."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)  # `PPO(seed=...)` would ask SuperSuit's batch for a method that it lacks
     model = PPO(
@@ -42,7 +42,7 @@ def main(seed: int = 0) -> float:
         make_env(64, seed),
         n_steps=32,
         batch_size=512,
-        n_epochs=10,  # with 4 one seed of ten learned nothing in 150,000 steps
+        n_epochs=10,  # with 4 and SB3's gae_lambda one seed of ten was at 0.56 after 150,000 steps
         learning_rate=2e-3,
         gamma=1.0,
         gae_lambda=1.0,
