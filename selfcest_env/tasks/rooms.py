@@ -263,10 +263,7 @@ def _conclude_from_clones(observation: Observation, question: dict[str, str], ca
     if asked is None or not all(_is_report(asked, report) for report in reports):
         return None
     if "thing" not in asked:
-        proposal = _conclude({**question, **asked}, reports)
-        # Without the list of rooms the root of a small model often answered with one that is not the last.
-        rooms = [report.strip() for report in reports if report.strip() != NOWHERE] if "person" in asked else []
-        return replace(proposal, thought=proposal.thought or ", ".join(rooms))
+        return _conclude({**question, **asked}, reports)
     place = max((place for place, report in enumerate(reports) if report.strip() != NOTHING), default=None)
     if place is None:
         return GIVE_UP

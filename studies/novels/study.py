@@ -16,12 +16,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import yaml
 
 from selfcest_env import __version__
 from selfcest_env.palette import INK, SERIES
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Result, read_results
+from selfcest_eval.stats.statistics import Estimate, Resampler
 from selfcest_training.config_file import read_config
 from selfcest_training.session import read_sessions, sum_gpu_seconds
 from studies.figures import style_axis
@@ -57,6 +59,8 @@ SIZES = ("4k", "16k", "32k", "128k")
 ONE_SEED = ("128k",)  # sizes that seed 0 alone plays
 # Fewer than in novels_frontier.yaml: a cell is to end within two hours of one CPU core.
 STORIES = {"4k": 48, "16k": 16, "32k": 8, "128k": 2}
+RIVALS = {"memory_agent": "the memory", "bm25_sentences_one_hop": "a search for sentences"}
+RESAMPLES = 2000
 COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
 
 
@@ -222,6 +226,21 @@ def get_accuracy(cells: Iterable[Cell], strategy: str, size: str) -> dict[int, f
     return {seed: mean(int(digit) for digit in found["right"]) for seed, found in figures.items()}
 
 
+def estimate_gap(cells: Sequence[Cell], strategy: str, rival: str, size: str) -> Estimate | None:
+    """Return how much more often a strategy is right than its rival, with an interval over stories and seeds.
+
+    Only seeds that played both count. `None`: there is no such seed.
+    """
+    own, other = (get_figures(cells, name, size) for name in (strategy, rival))
+    both = sorted(own.keys() & other.keys())
+    if not both:
+        return None
+    # One row for each seed, whose digits are those of the stories in one order.
+    right, rival_right = (np.array([[*found[seed]["right"]] for seed in both], dtype=float) for found in (own, other))
+    values = (right - rival_right).T
+    return Resampler(*values.shape, crossed=True, resamples=RESAMPLES, confidence=0.95).estimate(values)
+
+
 def list_strategies(cells: Iterable[Cell]) -> list[str]:
     return list(dict.fromkeys(strategy for cell in cells for strategy in cell["strategies"]))
 
@@ -232,7 +251,8 @@ def list_strategies(cells: Iterable[Cell]) -> list[str]:
 def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> str:
     """Return the text of `docs/novels_results.md`."""
     cells = sorted(cells, key=lambda cell: (VARIANTS.index(cell["arm"]), cell["seed"]))
-    found = [SECONDS_FOUND.format(**seconds.describe_seconds(timed))] if timed else []
+    found = [_describe_rival(cells, *rival) for rival in RIVALS.items()]
+    found += [SECONDS_FOUND.format(**seconds.describe_seconds(timed))] if timed else []
     parts = [HEAD, *found, *([evidence_line(cells, "`--rerun`")] if cells else []), _list_missing(cells, timed)]
     parts += [PREDICTED, _make_prediction_table(cells, timed)]
     if cells:
@@ -265,6 +285,22 @@ def _list_missing(cells: Sequence[Cell], timed: Cell | None) -> str:
     if timed is None:
         missing.append("seconds")
     return f"*Cells that have not been run yet: {', '.join(missing)}.*" if missing else ""
+
+
+def _describe_rival(cells: Sequence[Cell], strategy: str, name: str) -> str:
+    """Return a sentence that compares clones with a rival, or "" while no seed has both."""
+    gap, shorter = (estimate_gap(cells, "delegate", strategy, size) for size in ("16k", "4k"))
+    if gap is None or shorter is None:
+        return ""
+    verdict = "tie with"
+    if gap.low > 0 or gap.high < 0:
+        verdict = f"are right {'more' if gap.low > 0 else 'less'} often than"
+    own, other = (list(get_figures(cells, label, "16k").values()) for label in ("delegate", strategy))
+    ratios = {
+        cost: mean(figures[cost] for figures in own) / mean(figures[cost] for figures in other)
+        for cost in ("flops", "critical_path_tokens")
+    }
+    return RIVAL_FOUND.format(verdict=verdict, name=name, gap=gap.signed, shorter=shorter.signed, **ratios)
 
 
 def _make_device_table(cells: Sequence[Cell]) -> str:
@@ -344,8 +380,24 @@ def _share_of_path(strategy: str, rival: str, size: str, share: float) -> Judged
     return judge
 
 
-# None is stated yet. They must be committed before the first reported cell is played. seconds.py has those of seconds.
-PREDICTIONS: Mapping[str, Judged] = {}
+# Stated after the tuning runs and before the first reported cell. seconds.py has those of seconds.
+PREDICTIONS: Mapping[str, Judged] = {
+    "clones, 4,000 tokens: .6 or more right": _bound("delegate", "4k", low=0.6),
+    "clones that get the parts with the facts alone: .8 or more": _bound("oracle_documents", "4k", low=0.8),
+    "the memory, 4,000 tokens: at most .15 below the clones": _compare("memory_agent", "delegate", "4k", by=-0.15),
+    "the memory, 32,000 tokens: at most .25 below the clones": _compare("memory_agent", "delegate", "32k", by=-0.25),
+    "clones, from 4,000 to 32,000 tokens: at most .25 lost": _loses_at_most("delegate", 0.25, "4k", "32k"),
+    "a search for sentences, 16,000 tokens: not below the clones": _compare(
+        "bm25_sentences_one_hop", "delegate", "16k"
+    ),
+    "clones, 16,000 tokens: a tenth of the memory's critical path at most": _share_of_path(
+        "delegate", "memory_agent", "16k", 0.1
+    ),
+    "the full reader, 4,000 tokens: .5 or less": _bound("full_reader", "4k", high=0.5),
+    "the full reader with a scaled window, 16,000 tokens: .2 or less": _bound(
+        "full_reader_scaled_not_fine_tuned", "16k", high=0.2
+    ),
+}
 
 
 def _make_prediction_table(cells: Sequence[Cell], timed: Cell | None) -> str:
@@ -394,6 +446,10 @@ of at most 2,560 tokens. [Facts in a novel](novels.md) says what the strategies 
 plays one cell on a CPU. The questions need **one fact** (task 1): on task 2, which needs two, no policy of the log
 below passed the gate, .6 right at 4,000 tokens."""
 
+RIVAL_FOUND = """**Clones {verdict} {name}** at 16,000 tokens: the difference in right answers is {gap} (95 % over
+stories and seeds), and {shorter} at 4,000. They compute {flops:.2f} of its FLOPs, with {critical_path_tokens:.2f} of
+its critical path."""
+
 SECONDS_FOUND = """**Seconds on a CPU**: delegation beats the full reader from {measured_1} tokens on, and from
 {measured_16} with 16 texts at once; a calibration of ten minutes predicted {predicted_1} and {predicted_16}. Against
 the memory it takes {memory_1} of the seconds for one text of 16,384 tokens, and {memory_16} for 16 texts of 2,048."""
@@ -426,9 +482,8 @@ COSTS_OF_ONE = "FLOPs of one text, and ideal memory if all clones run at once:"
 
 TUNING = """## Tuning
 
-On the official training stories in *Persuasion*, of task 2 unless a row says task 1. **Runs of `delegating` before
-seed 111 did not see their mix**: one draw of long texts filled a pool, so on a CPU they saw `long` alone, except for
-108 to 110. From seed 111 on roots ask twice in task 2."""
+On the official training stories in *Persuasion*, of task 2 unless a row says task 1. **Before seed 111 runs of
+`delegating` learned from `long` alone**, by a fault, except for 108 to 110."""
 
 
 def stored() -> tuple[list[Cell], Cell | None, list[Cell]]:

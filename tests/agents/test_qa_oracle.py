@@ -277,7 +277,6 @@ def test_the_clones_are_asked_for_the_thing_and_then_for_its_person(tmp_path: Pa
         "Mary went to the kitchen.\nAnswer: kitchen",
         "Mary journeyed to the garden.\nAnswer: garden",
     ]
-    assert held.root.turns[-1].generation.text == "bathroom, kitchen, garden\nAnswer: garden"
     # An earlier room needs the path of the thing.
     copied = [" ".join(line.partition(" ")[2] for line in STORY.splitlines()[i : i + 3]) for i in (0, 3, 6)]
     assert [part for _, _, part in objectives(before)[:3]] == copied

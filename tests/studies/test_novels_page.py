@@ -118,6 +118,26 @@ def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
     assert "Cells that have not been run yet: delegating/seed0" in page([], None, [])
 
 
+def test_the_page_first_says_how_the_clones_stand_against_the_memory() -> None:
+    assert "the memory** at" not in page(CELLS, None, []), "no seed has both at 16,000 tokens"
+    cells = [
+        make_cell("delegating", 0, delegate={"4k": "1100", "16k": "1" * 40}),
+        make_cell("memory", 0, memory_agent={"4k": "0110", "16k": "0" * 40}),
+        make_cell("delegating", 1, delegate={"16k": "0" * 40}),  # no memory has this seed
+    ]
+    text = page(cells, None, [])
+    assert "**Clones are right more often than the memory** at 16,000 tokens" in text
+    assert "right answers is +1.00" in text
+    assert "and +0.00" in text
+    # The critical paths of `make_cell` have 30 and 3,000 tokens.
+    assert "They compute 1.00 of its FLOPs, with 0.01 of\nits critical path." in text
+    tied = [
+        make_cell("delegating", 0, delegate={"4k": "1", "16k": "10"}),
+        make_cell("memory", 0, memory_agent={"4k": "1", "16k": "01"}),
+    ]
+    assert "**Clones tie with the memory** at 16,000 tokens" in page(tied, None, [])
+
+
 def test_the_page_judges_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     predictions = {"above": _bound("delegate", "4k", low=0.7), "below": _bound("delegate", "4k", high=0.9)}
     predictions["missing"] = _compare("delegate", "memory_agent", "16k")
@@ -225,7 +245,7 @@ def test_a_cell_plays_the_strategies_of_its_policy(variant: str) -> None:
 def test_sizes_are_played_apart_each_with_the_strategies_that_play_it() -> None:
     played = {config["name"]: config for config in split_by_size(configure_play("delegating", 0, "run"))}
     assert list(played) == ["run_4k", "run_16k", "run_32k", "run_128k"]
-    assert "bm25_8" not in played["run_4k"]["strategies"]
+    assert "bm25_16" not in played["run_4k"]["strategies"]
     assert "bm25" not in played["run_128k"]["strategies"]
     assert all("delegate" in config["strategies"] for config in played.values())
     for config in played.values():
