@@ -6,6 +6,7 @@ The evidence has one digit per instance, 1 for a right answer, so every comparis
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -95,8 +96,13 @@ def get_right(budgets: Mapping[str, Cell]) -> Values:
 def compare(budgets: Mapping[str, Cell], other: Mapping[str, Cell]) -> Estimate:
     """Return the accuracy of a strategy minus that of another one: mean over budgets, 95 % interval over instances."""
     gaps = (get_right(budgets) - get_right(other)).mean(axis=0)[:, None]
-    resampler = Resampler(len(gaps), 1, crossed=False, resamples=RESAMPLES, confidence=0.95)
-    return resampler.estimate(gaps)
+    return _make_resampler(len(gaps)).estimate(gaps)
+
+
+@cache
+def _make_resampler(instances: int) -> Resampler:
+    """Return the resampler of all comparisons with so many instances. Its draws take longer than a comparison."""
+    return Resampler(instances, 1, crossed=False, resamples=RESAMPLES, confidence=0.95)
 
 
 def judge(difference: Estimate) -> str:
