@@ -257,7 +257,7 @@ def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> s
     parts += [PREDICTED, _make_prediction_table(cells, timed)]
     if cells:
         parts += [
-            ACCURACY,
+            ACCURACY.format(stories=", ".join(map(str, STORIES.values()))),
             _make_accuracy_table(cells),
             COST,
             _make_cost_table(cells),
@@ -458,8 +458,9 @@ PREDICTED = "## Predictions"
 
 ACCURACY = """## Accuracy
 
-Right answers for each seed. Reports are those of clones, and memories after each part: the share that is exactly that
-of the expert, and the mean F1 of their statements, for each size that was played.
+Right answers for each seed, on {stories} stories by size: with three seeds, differences under .1 at 4,000 tokens and .2
+at 16,000 cannot be seen. Reports, of clones and of memories after each part: the share that is exactly the expert's,
+and their mean F1, for each size that was played.
 
 ![Accuracy by length](novels.png)"""
 
