@@ -21,9 +21,11 @@ import yaml
 
 from selfcest_env import __version__
 from selfcest_env.palette import INK, SERIES
+from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.digest import digest
+from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.results import Result, read_results
-from selfcest_eval.stats.statistics import Estimate, Resampler
+from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 from selfcest_training.config_file import read_config
 from selfcest_training.session import read_sessions, sum_gpu_seconds
 from studies.figures import style_axis
@@ -59,6 +61,13 @@ SIZES = ("4k", "16k", "32k", "128k")
 ONE_SEED = ("128k",)  # sizes that seed 0 alone plays
 # Fewer than in novels_frontier.yaml: a cell is to end within two hours of one CPU core.
 STORIES = {"4k": 48, "16k": 16, "32k": 8, "128k": 2}
+# Digests of the reported stories, by size: their questions, answers and documents. A cell plays no others.
+FROZEN_STORIES = {
+    "4k": "82e158a04aac9322d2d969f634c0fe3d",
+    "16k": "eeb61b11ef1ec659443fafb424996ddf",
+    "32k": "b7136640950e01b7d3179e2f93acb303",
+    "128k": "e7beac7fcb42347e79e6d7593f6310a3",
+}
 RIVALS = {"memory_agent": "the memory", "bm25_sentences_one_hop": "a search for sentences"}
 RESAMPLES = 2000
 COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
@@ -91,6 +100,8 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     parts = split_by_size(played)
     for part in parts:
         how.check_new(Path("studies") / part["name"])
+        if number < FIRST_TUNING_SEED:
+            check_stories(part)
     training.write_text(yaml.safe_dump(configure_training(variant)), encoding="utf-8")
     if not trained_by.exists():
         trained_by.write_text(name_commit(), encoding="utf-8")
@@ -175,6 +186,25 @@ def split_by_size(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     return configs
 
 
+def digest_stories(config: dict[str, Any]) -> str:
+    """Return a digest of the stories of a config that `split_by_size` has returned, with their documents."""
+    study = parse_study(config)
+    (eval_set,) = study.eval_sets
+    tasks = instances_of(study, eval_set, source_of(study, eval_set))
+    return digest([[task.prompt, task.answer, dict(task.context)] for task in tasks])
+
+
+def check_stories(config: dict[str, Any]) -> None:
+    """End with one line if the stories are not those that were frozen before the first reported cell."""
+    size = config["eval_sets"][0]["size"]
+    found = digest_stories(config)
+    if found != FROZEN_STORIES[size]:
+        raise SystemExit(
+            f"the stories of {size} tokens have the digest {found}; expected {FROZEN_STORIES[size]}: compare the books "
+            "and bAbI's files with those that docs/novels.md names"
+        )
+
+
 def play(config: Mapping[str, Any]) -> list[Result]:
     """Play a config that `split_by_size` has returned."""
     name = config["name"]
@@ -226,19 +256,22 @@ def get_accuracy(cells: Iterable[Cell], strategy: str, size: str) -> dict[int, f
     return {seed: mean(int(digit) for digit in found["right"]) for seed, found in figures.items()}
 
 
-def estimate_gap(cells: Sequence[Cell], strategy: str, rival: str, size: str) -> Estimate | None:
-    """Return how much more often a strategy is right than its rival, with an interval over stories and seeds.
+def get_gaps(cells: Iterable[Cell], strategy: str, rival: str, size: str) -> dict[int, Values]:
+    """Return, for each seed that played both, right answers of a strategy less those of a rival, [stories]."""
+    right, rival_right = (
+        {seed: np.array([*figures["right"]], dtype=float) for seed, figures in get_figures(cells, name, size).items()}
+        for name in (strategy, rival)
+    )
+    return {seed: digits - rival_right[seed] for seed, digits in right.items() if seed in rival_right}
 
-    Only seeds that played both count. `None`: there is no such seed.
+
+def estimate_gap(gaps: Mapping[int, Values]) -> Estimate:
+    """Return the mean of `get_gaps` with an interval over stories.
+
+    It speaks of these policies: a few seeds say too little of those that another training would bring.
     """
-    own, other = (get_figures(cells, name, size) for name in (strategy, rival))
-    both = sorted(own.keys() & other.keys())
-    if not both:
-        return None
-    # One row for each seed, whose digits are those of the stories in one order.
-    right, rival_right = (np.array([[*found[seed]["right"]] for seed in both], dtype=float) for found in (own, other))
-    values = (right - rival_right).T
-    return Resampler(*values.shape, crossed=True, resamples=RESAMPLES, confidence=0.95).estimate(values)
+    by_story = np.mean([*gaps.values()], axis=0)[:, None]
+    return Resampler(len(by_story), 1, crossed=False, resamples=RESAMPLES, confidence=0.95).estimate(by_story)
 
 
 def list_strategies(cells: Iterable[Cell]) -> list[str]:
@@ -274,7 +307,8 @@ def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> s
         )
         parts += [head, seconds.make_crossing_table(timed), PLAYS, seconds.make_play_table(timed)]
         parts += [COSTS_OF_ONE, seconds.make_cost_table(timed)]
-    return joined([*filter(None, parts), TUNING, tuning_table(tuning, "right at 4,000 tokens")])
+    runs = ", ".join(f"{sum(run['arm'] == arm for run in tuning)} runs of `{arm}`" for arm in VARIANTS[:2])
+    return joined([*filter(None, parts), TUNING.format(runs=runs), tuning_table(tuning, "right at 4,000 tokens")])
 
 
 def _list_missing(cells: Sequence[Cell], timed: Cell | None) -> str:
@@ -289,18 +323,26 @@ def _list_missing(cells: Sequence[Cell], timed: Cell | None) -> str:
 
 def _describe_rival(cells: Sequence[Cell], strategy: str, name: str) -> str:
     """Return a sentence that compares clones with a rival, or "" while no seed has both."""
-    gap, shorter = (estimate_gap(cells, "delegate", strategy, size) for size in ("16k", "4k"))
-    if gap is None or shorter is None:
+    gaps, longer = (get_gaps(cells, "delegate", strategy, size) for size in ("4k", "16k"))
+    if not gaps or not longer:
         return ""
-    verdict = "tie with"
+    gap = estimate_gap(gaps)
+    verdict = "cannot be told apart from"
     if gap.low > 0 or gap.high < 0:
         verdict = f"are right {'more' if gap.low > 0 else 'less'} often than"
-    own, other = (list(get_figures(cells, label, "16k").values()) for label in ("delegate", strategy))
+    clones, rivals = (get_figures(cells, label, "16k") for label in ("delegate", strategy))
     ratios = {
-        cost: mean(figures[cost] for figures in own) / mean(figures[cost] for figures in other)
+        cost: mean(clones[seed][cost] for seed in longer) / mean(rivals[seed][cost] for seed in longer)
         for cost in ("flops", "critical_path_tokens")
     }
-    return RIVAL_FOUND.format(verdict=verdict, name=name, gap=gap.signed, shorter=shorter.signed, **ratios)
+    return RIVAL_FOUND.format(
+        verdict=verdict,
+        name=name,
+        gap=gap.signed,
+        seeds=each(float(of_seed.mean()) for of_seed in gaps.values()),
+        longer=estimate_gap(longer).signed,
+        **ratios,
+    )
 
 
 def _make_device_table(cells: Sequence[Cell]) -> str:
@@ -380,22 +422,20 @@ def _share_of_path(strategy: str, rival: str, size: str, share: float) -> Judged
     return judge
 
 
-# Stated after the tuning runs and before the first reported cell. seconds.py has those of seconds.
+# Stated before the first reported story was played. seconds.py has those of seconds.
 PREDICTIONS: Mapping[str, Judged] = {
-    "clones, 4,000 tokens: .6 or more right": _bound("delegate", "4k", low=0.6),
-    "clones that get the parts with the facts alone: .8 or more": _bound("oracle_documents", "4k", low=0.8),
-    "the memory, 4,000 tokens: at most .15 below the clones": _compare("memory_agent", "delegate", "4k", by=-0.15),
-    "the memory, 32,000 tokens: at most .25 below the clones": _compare("memory_agent", "delegate", "32k", by=-0.25),
-    "clones, from 4,000 to 32,000 tokens: at most .25 lost": _loses_at_most("delegate", 0.25, "4k", "32k"),
-    "a search for sentences, 16,000 tokens: not below the clones": _compare(
-        "bm25_sentences_one_hop", "delegate", "16k"
+    "clones are right on .6 or more (4k)": _bound("delegate", "4k", low=0.6),
+    "clones with the relevant parts are right on .8 or more (4k)": _bound("oracle_documents", "4k", low=0.8),
+    "the memory is at most .05 below the clones (4k)": _compare("memory_agent", "delegate", "4k", by=-0.05),
+    "it is at most .25 below them (32k)": _compare("memory_agent", "delegate", "32k", by=-0.25),
+    "clones lose at most .25 from 4k to 32k": _loses_at_most("delegate", 0.25, "4k", "32k"),
+    "a search for sentences is not below the clones (16k)": _compare("bm25_sentences_one_hop", "delegate", "16k"),
+    "clones generate at most half of the memory's tokens in series (16k)": _share_of_path(
+        "delegate", "memory_agent", "16k", 0.5
     ),
-    "clones, 16,000 tokens: a fifth of the memory's critical path at most": _share_of_path(
-        "delegate", "memory_agent", "16k", 0.2
-    ),
-    "the full reader, 4,000 tokens: .5 or less": _bound("full_reader", "4k", high=0.5),
-    "the full reader with a scaled window, 16,000 tokens: .2 or less": _bound(
-        "full_reader_scaled_not_fine_tuned", "16k", high=0.2
+    "the full reader is right on .5 or less (4k)": _bound("full_reader", "4k", high=0.5),
+    "with a scaled window it is right on .4 or less (chance: .17) (16k)": _bound(
+        "full_reader_scaled_not_fine_tuned", "16k", high=0.4
     ),
 }
 
@@ -439,28 +479,31 @@ def draw(cells: Sequence[Cell], file: Path) -> None:
 HEAD = """# Facts in a novel: results
 
 For readers who ask whether delegation works with a real model on text that is longer than it can read.
-SmolLM2-135M answers questions of bAbI in *Emma*, a novel of no training. It is trained by imitation alone, in contexts
+SmolLM2-135M answers questions of bAbI in *Emma*, a novel of no training. It learns by imitation only, in contexts
 of at most 2,560 tokens. [Facts in a novel](novels.md) says what the strategies are.
 
 `python -m studies novels` prints this page from `studies/novels/evidence`, and `--rerun delegating/seed0` trains and
-plays one cell on a CPU. The questions need **one fact** (task 1): on task 2, which needs two, no policy of the log
-below passed the gate, .6 right at 4,000 tokens."""
+plays one cell on a CPU. The questions need **one fact** (task 1), the last sentence
+with the person's name. On task 2, which needs two, no policy of the log below passed the gate, .6 right at 4,000
+tokens."""
 
-RIVAL_FOUND = """**Clones {verdict} {name}** at 16,000 tokens: the difference in right answers is {gap} (95 % over
-stories and seeds), and {shorter} at 4,000. They compute {flops:.2f} of its FLOPs, with {critical_path_tokens:.2f} of
-its critical path."""
+RIVAL_FOUND = """**Clones {verdict} {name}** at 4,000 tokens: the difference in right answers is {gap} (95 % over
+stories, for these policies), by seed {seeds}, and {longer} at 16,000. There they compute {flops:.2f} of its FLOPs, and
+generate {critical_path_tokens:.2f} of its tokens in series."""
 
 SECONDS_FOUND = """**Seconds on a CPU**: delegation beats the full reader from {measured_1} tokens on, and from
 {measured_16} with 16 texts at once; a calibration of ten minutes predicted {predicted_1} and {predicted_16}. Against
 the memory it takes {memory_1} of the seconds for one text of 16,384 tokens, and {memory_16} for 16 texts of 2,048."""
 
-PREDICTED = "## Predictions"
+PREDICTED = """## Predictions
+
+Each is of every seed."""
 
 ACCURACY = """## Accuracy
 
-Right answers for each seed, on {stories} stories by size: with three seeds, differences under .1 at 4,000 tokens and .2
-at 16,000 cannot be seen. Reports, of clones and of memories after each part: the share that is exactly the expert's,
-and their mean F1, for each size that was played.
+Right answers for each seed, on {stories} stories by size. Differences under .1 at 4,000 tokens and .2 at 16,000 cannot
+be seen. Reports, of clones and of memories after each part: the share that is exactly the expert's,
+and their mean F1, by size.
 
 ![Accuracy by length](novels.png)"""
 
@@ -483,7 +526,7 @@ COSTS_OF_ONE = "FLOPs of one text, and ideal memory if all clones run at once:"
 
 TUNING = """## Tuning
 
-On the official training stories in *Persuasion*, of task 2 unless a row says task 1. **Before seed 111 runs of
+On the official training stories in *Persuasion*, of task 2 unless a row says task 1. {runs}. **Before seed 111 runs of
 `delegating` learned from `long` alone**, by a fault, except for 108 to 110."""
 
 

@@ -28,9 +28,11 @@ from studies.novels.study import (
     _compare,
     _loses_at_most,
     _share_of_path,
+    check_stories,
     collect,
     configure_play,
     configure_training,
+    digest_stories,
     get_accuracy,
     page,
     rerun,
@@ -121,21 +123,37 @@ def test_the_page_shows_every_seed_and_names_what_is_missing() -> None:
 def test_the_page_first_says_how_the_clones_stand_against_the_memory() -> None:
     assert "the memory** at" not in page(CELLS, None, []), "no seed has both at 16,000 tokens"
     cells = [
-        make_cell("delegating", 0, delegate={"4k": "1100", "16k": "1" * 40}),
-        make_cell("memory", 0, memory_agent={"4k": "0110", "16k": "0" * 40}),
-        make_cell("delegating", 1, delegate={"16k": "0" * 40}),  # no memory has this seed
+        make_cell("delegating", 0, delegate={"4k": "1" * 40, "16k": "1100"}),
+        make_cell("memory", 0, memory_agent={"4k": "0" * 40, "16k": "0110"}),
+        make_cell("delegating", 1, delegate={"4k": "1" * 40, "16k": "1111"}),
+        make_cell("memory", 1, memory_agent={"4k": "0" * 20 + "1" * 20, "16k": "1111"}),
+        make_cell("delegating", 2, delegate={"4k": "0" * 40, "16k": "0000"}),  # no memory has this seed
     ]
-    text = page(cells, None, [])
-    assert "**Clones are right more often than the memory** at 16,000 tokens" in text
-    assert "right answers is +1.00" in text
-    assert "and +0.00" in text
+    cells[-1]["strategies"]["delegate"]["16k"]["flops"] = 1e15
+    text = page(cells, None, []).replace("\n", " ")
+    assert "**Clones are right more often than the memory** at 4,000 tokens" in text
+    assert "right answers is +0.75" in text
+    assert "by seed 1.00 0.50, and +0.00" in text
     # The critical paths of `make_cell` have 30 and 3,000 tokens.
-    assert "They compute 1.00 of its FLOPs, with 0.01 of\nits critical path." in text
-    tied = [
-        make_cell("delegating", 0, delegate={"4k": "1", "16k": "10"}),
-        make_cell("memory", 0, memory_agent={"4k": "1", "16k": "01"}),
+    assert "There they compute 1.00 of its FLOPs, and generate 0.01 of its tokens in series." in text
+    even = [
+        make_cell("delegating", 0, delegate={"4k": "10", "16k": "1"}),
+        make_cell("memory", 0, memory_agent={"4k": "01", "16k": "1"}),
     ]
-    assert "**Clones tie with the memory** at 16,000 tokens" in page(tied, None, [])
+    assert "**Clones cannot be told apart from the memory** at 4,000 tokens" in page(even, None, [])
+
+
+def test_a_cell_plays_no_other_stories_than_the_frozen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    (config, *_) = split_by_size(configure_play("memory", 1, "run"))
+    source = {"name": "ledger_qa", "options": {}}
+    config = {**config, "tasks": {"qa1_4k": source}, "episodes": 2}
+    first = digest_stories(config)
+    assert digest_stories({**config, "task_seed": 1}) != first
+    monkeypatch.setattr(study, "FROZEN_STORIES", {"4k": first})
+    check_stories(config)
+    monkeypatch.setattr(study, "FROZEN_STORIES", {"4k": "other"})
+    with pytest.raises(SystemExit, match=f"stories of 4k tokens have the digest {first}; expected other: compare"):
+        check_stories(config)
 
 
 def test_the_page_judges_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:

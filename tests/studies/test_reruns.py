@@ -118,7 +118,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
         "credit_map": {"SEEDS": (0,), "BUDGET": 1, "ProcessPoolExecutor": InThread},
         "when": {"measure": lambda config, variant, results: {}},  # of priced ledgers, which the example has none of
         "stopping": {"measure": lambda config, variant, results: {}},  # likewise, of offers
-        "novels": {"VARIANTS": ("deciding",), "TRAINED": config, "PLAYED": played},
+        "novels": {"VARIANTS": ("deciding",), "TRAINED": config, "PLAYED": played, "check_stories": lambda part: None},
         "scaling": {"GROUPS": 1, "WORKERS": (1, 2), "RANKS": (1,), "PER_WORKER": 8, "STRONG": 16},
     }
     monkeypatch.setattr(importlib.import_module("studies.novels.seconds"), "calibrate", stand_in_calibration)
