@@ -453,15 +453,19 @@ def _make_prediction_table(cells: Sequence[Cell], timed: Cell | None) -> str:
 
 
 def draw(cells: Sequence[Cell], file: Path) -> None:
-    """Draw accuracy against the length of the text: a line for each seed of a strategy."""
+    """Draw accuracy against the length of the text: a line for each seed of a strategy.
+
+    Sizes with fewer than 8 stories are left out.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axis = figure.subplots()
-    thousands = [int(size.removesuffix("k")) for size in SIZES]
+    sizes = [size for size in SIZES if STORIES[size] >= 8]
+    thousands = [int(size.removesuffix("k")) for size in sizes]
     labels = {"delegate": "clones", "memory_agent": "memory", "bm25_sentences_one_hop": "BM25, sentences"}
     for index, (strategy, label) in enumerate(labels.items()):
-        accuracy = [get_accuracy(cells, strategy, size) for size in SIZES]
+        accuracy = [get_accuracy(cells, strategy, size) for size in sizes]
         for number, seed in enumerate(accuracy[0]):
             curve = [values.get(seed, math.nan) for values in accuracy]
             colour = SERIES[index].light
