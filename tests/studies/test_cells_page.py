@@ -1,16 +1,13 @@
-"""The page of `studies/cells/study.py`: figures by hand, and what stands in the documentation is what it prints."""
+"""The page of `studies/cells/study.py`: figures by hand, and what its evidence is of."""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from studies.trained import digest_of
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +39,8 @@ def test_speed_up_by_hand(page: ModuleType) -> None:
     assert page.speed_up(fast, cell(ends, [0.5, 0.5, 0.5, 0.5, 0.52])) is None, "there is nowhere to get"
 
 
-def test_the_page_is_what_the_evidence_says(page: ModuleType) -> None:
-    cells, first, tuning = page.stored()
-    assert page.page(cells, first, tuning) == (ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
+def test_the_evidence_is_of_the_configs_with_every_seed(page: ModuleType) -> None:
+    cells, _, tuning = page.stored()
     assert {found["experiment"] for found in cells} <= set(page.CREDIT)
     seeds: dict[tuple[str, str], set[int]] = {}
     for found in cells:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ from studies.novels.study import (
     configure_play,
     configure_training,
     digest_stories,
+    draw,
     get_accuracy,
     page,
     rerun,
@@ -141,6 +143,15 @@ def test_the_page_first_says_how_the_clones_stand_against_the_memory() -> None:
         make_cell("memory", 0, memory_agent={"4k": "01", "16k": "1"}),
     ]
     assert "**Clones cannot be told apart from the memory** at 4,000 tokens" in page(even, None, [])
+
+
+def test_the_picture_has_a_line_for_each_seed_and_no_size_of_few_stories(tmp_path: Path) -> None:
+    cells = [make_cell("delegating", 0, delegate={"4k": "1110", "128k": "10"})]
+    draw([*cells, make_cell("delegating", 1, delegate={"4k": "1"})], tmp_path / "two.png")
+    draw(cells, tmp_path / "one.png")
+    assert (tmp_path / "two.png").read_bytes() != (tmp_path / "one.png").read_bytes()
+    draw([make_cell("delegating", 0, delegate={"4k": "1110"})], tmp_path / "without.png")
+    assert (tmp_path / "without.png").read_bytes() == (tmp_path / "one.png").read_bytes()
 
 
 def test_a_cell_plays_no_other_stories_than_the_frozen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
