@@ -72,6 +72,7 @@ def test_every_folder_of_tests_is_in_a_slow_set() -> None:
     assert {name for several, single in listed for name in (single or several).split(",")} >= folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
@@ -98,6 +99,7 @@ def test_a_wrong_lock_is_no_registry_that_cannot_be_reached(checkout: Path, said
     assert "trl: failed (its lock is wrong" in ci(checkout, "own_set trl none 0 60 tests")
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_anew_when_what_is_beneath_it_changes(checkout: Path) -> None:
     def made(**pretended: str) -> bool:
         printed = ci(checkout, "own_set trl trl 0 60 tests", SELFCEST_CI_BUDGET_S="60", **pretended)

@@ -182,6 +182,7 @@ main()
 EPISODES = ROOT / "studies" / "gallery" / "evidence" / "pays.jsonl"
 
 
+@pytest.mark.slow
 def test_a_plain_install_traces_an_episode_as_the_whole_one_does(
     plain_install: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

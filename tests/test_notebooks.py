@@ -59,6 +59,7 @@ def test_an_algorithm_learns(names: dict[str, Any]) -> None:
     assert names["success"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_credit_scheme_is_checked_and_judged(names: dict[str, Any]) -> None:
     run_cells(NOTEBOOKS[1], names)
     rloo, half, whole = names["report"].cells

@@ -67,7 +67,7 @@ def play(engine: TransformersEngine, requests: Sequence[TokenRequest], seed: int
     return completions
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 @pytest.mark.parametrize(("draft_tokens", "prefix_tokens"), [(1, 0), (4, 500), (16, 80)])
 def test_random_play_gives_the_completions_without_guesses(
     model: LlamaForCausalLM, seed: int, draft_tokens: int, prefix_tokens: int

@@ -231,7 +231,7 @@ def test_what_may_go_better_is_tried_again(serve: Serve, bad: Reply) -> None:
         (Reply("not JSON"), "failed 3 times; last error: an answer is not valid JSON: 'not JSON'"),
         (Reply("[" * 500_000), "last error: an answer is not valid JSON: .*RecursionError"),
         (FILTERED, "last error: .* ended by 'content_filter'; .*, because a filtered or aborted answer is incomplete"),
-        (STALLED, "failed 3 times; last error: no complete answer in 1 s"),
+        pytest.param(STALLED, "failed 3 times; last error: no complete answer in 1 s", marks=pytest.mark.slow),
     ],
     ids=["429", "malformed JSON", "deep JSON", "filtered", "time-out"],
 )

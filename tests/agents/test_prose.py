@@ -298,7 +298,9 @@ def test_a_memory_of_a_thing_asks_for_its_last_person() -> None:
     assert Pass.read("?", keys) is None, "the expert gives up so"
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    "number", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_the_expert_reads_with_a_memory(books: str, number: Any) -> None:
     text = Babilong(RoomStories(number, stories=30), Prose(books), words=200, words_per_document=60)
     source = MemorySteps(text, last_share=0.5)

@@ -347,6 +347,7 @@ def played_anew(factual: EpisodeRecord, record: EpisodeRecord) -> list[Turn]:
     return [turn for _, turn in record.turns() if id(turn.generation) not in old]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_random_replays_of_random_episodes(seed: int, order: int) -> None:
@@ -369,6 +370,7 @@ def test_random_replays_are_worth_the_name() -> None:
 # With a model
 
 
+@pytest.mark.slow
 def test_a_replay_with_the_tiny_model_extends_the_stored_ids() -> None:
     engine = TransformersEngine(build_tiny(TinyConfig(), 0), stop_ids=TOKENIZER.stop_ids, max_batch_size=64)
     model = EnginePolicy(engine, CODEC, SamplingConfig(0.8))

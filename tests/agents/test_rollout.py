@@ -218,6 +218,7 @@ def test_same_seed_same_episode_whatever_is_played_beside_it(max_concurrent: int
     assert alone == together
 
 
+@pytest.mark.slow
 def test_with_a_model_the_same_rollout_repeats_exactly() -> None:
     first = rollout(requests(8), model_policy(), RULES)
     assert rollout(requests(8), model_policy(), RULES) == first

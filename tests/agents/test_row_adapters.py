@@ -92,7 +92,15 @@ def check_equal(model: PreTrainedModel, found: dict[str, Completion], expected: 
         assert found[key].logprobs == pytest.approx(completion.logprobs, abs=logprob_rounding(model, 0.8))
 
 
-@pytest.mark.parametrize(("prefix_tokens", "draft_tokens"), [(0, 0), (500, 0), (100_000, 0), (500, 4)])
+@pytest.mark.parametrize(
+    ("prefix_tokens", "draft_tokens"),
+    [
+        pytest.param(0, 0, marks=pytest.mark.slow),
+        pytest.param(500, 0, marks=pytest.mark.slow),
+        pytest.param(100_000, 0, marks=pytest.mark.slow),
+        (500, 4),
+    ],
+)
 def test_rows_of_both_roles_in_one_engine_are_those_of_two_merged_models(prefix_tokens: int, draft_tokens: int) -> None:
     model = model_with_roles()
     engine = TransformersEngine(
@@ -119,6 +127,7 @@ def test_a_step_of_both_roles_is_one_pass() -> None:
     assert batch_sizes == [8] * 5
 
 
+@pytest.mark.slow
 def test_changed_adapters_are_used_at_once() -> None:
     model = model_with_roles()
     engine = TransformersEngine(model, stop_ids=STOPS, prefix_tokens=500)

@@ -82,6 +82,7 @@ def num_different(found: dict[str, Completion]) -> list[int]:
     return [len({ids[:t] for ids in made if len(ids) > t}) for t in range(max(map(len, made)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_tokens", [0, 1000])
 def test_a_row_is_computed_once_until_its_sequences_differ(model: LlamaForCausalLM, prefix_tokens: int) -> None:
     work = group(12)

@@ -99,6 +99,7 @@ def test_logprobs_are_those_of_a_teacher_forced_pass(model: LlamaForCausalLM, te
     assert {completion.finish_reason for completion in found.values()} == set(FinishReason)
 
 
+@pytest.mark.slow
 def test_requests_submitted_between_polls_join_the_batch(model: LlamaForCausalLM) -> None:
     work = requests(30)
     engine = TransformersEngine(model, stop_ids=STOPS, max_batch_size=8)
@@ -112,6 +113,7 @@ def test_requests_submitted_between_polls_join_the_batch(model: LlamaForCausalLM
     assert {key: value.token_ids for key, value in found.items()} == {k: v.token_ids for k, v in alone.items()}
 
 
+@pytest.mark.slow
 def test_order_and_batch_size_do_not_matter(model: LlamaForCausalLM) -> None:
     work = requests(40)
     shuffled = random.Random(1).sample(work, len(work))
@@ -133,6 +135,7 @@ def test_small_prefill_passes_change_nothing(model: LlamaForCausalLM) -> None:
     assert {k: v.token_ids for k, v in drain(engine).items()} == {k: v.token_ids for k, v in run(model, work).items()}
 
 
+@pytest.mark.slow
 def test_long_contexts_are_prefilled_in_passes_of_bounded_masks(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

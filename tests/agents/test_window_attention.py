@@ -76,6 +76,7 @@ def test_a_window_as_long_as_the_text_is_full_attention_to_the_bit() -> None:
     assert not torch.allclose(logits(build(3, window=80), ids), logits(build(3, window=None), ids))
 
 
+@pytest.mark.slow
 def test_decoding_with_a_cache_equals_the_full_forward_pass() -> None:
     model = build(3)
     rng = random.Random(1)

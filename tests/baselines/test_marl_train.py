@@ -403,6 +403,7 @@ def test_command(tmp_path: Path) -> None:
     assert "clip is 0.1, which changes nothing: loss is one_pass" in str(wrong.exception)
 
 
+@pytest.mark.slow
 def test_command_as_a_module() -> None:
     """`-W error`: Python warns if the package has imported the module before it is run."""
     command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "selfcest_baselines", "coma", "learning_rat=1"]

@@ -130,6 +130,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 ALL_COMMANDS = dict(commands(get_command(cli.app)))
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_a_config_that_is_the_same_run_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +340,7 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     assert "delegate of s" in both.stdout
 
 
+@pytest.mark.slow
 def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_contamination_imports_and_makes_nothing_that_it_was_not_told_to(
         assert "made" not in os.listdir()
 
 
+@pytest.mark.slow
 def test_compare_imports_no_strategy_that_it_was_not_told_to_and_makes_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +145,7 @@ def test_report_runs_nothing_at_all(
 PROBED = ("brotli", "brotlicffi", "h2", "dill", "zstandard", "random", "pickle", "torch", "yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["selfcest"], [sys.executable, "-m", "selfcest_cli"]], ids=["selfcest", "-m"])
 def test_no_library_takes_a_module_of_the_working_directory(command: list[str], folder: Path) -> None:
     config = config_with_tasks(a=questions("a"), b=questions("b"))
@@ -237,6 +239,7 @@ def test_a_stored_config_extends_no_file_elsewhere(name: str, load: Callable[[Pa
         load(stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["selfcest_baselines", "selfcest_methods.learn_playbook"])
 def test_no_other_command_takes_a_module_of_the_working_directory(module: str, folder: Path) -> None:
     for name in PROBED:

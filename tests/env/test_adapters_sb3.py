@@ -38,6 +38,7 @@ def sample(masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.where(rng.random(len(masks)) < 0.1, rng.integers(masks.shape[1], size=len(masks)), legal)
 
 
+@pytest.mark.slow
 def test_per_agent_is_the_kernel_row_by_row(options: dict[str, Any]) -> None:
     rules, rng = make_rules(**options), np.random.default_rng(0)
     env, kernel = SymbolicVecEnv(rules, GAMES, per="agent", max_cycles=3), BatchDelegation(rules, GAMES, max_cycles=3)
@@ -66,6 +67,7 @@ def test_per_agent_is_the_kernel_row_by_row(options: dict[str, Any]) -> None:
     assert endings > 20 * rules.num_agents
 
 
+@pytest.mark.slow
 def test_per_decision_is_every_game_played_alone(options: dict[str, Any]) -> None:
     """Row i is a kernel of one game with the same key, in which the first agent that can act does."""
     rules, rng = make_rules(**options), np.random.default_rng(1)

@@ -40,6 +40,7 @@ def test_code_reaches_math_verify_and_is_not_executed(tmp_path: Path) -> None:
     assert sentinel.exists()
 
 
+@pytest.mark.slow
 def test_answers_in_odd_forms_are_judged_as_a_reader_would_but_for_the_rows_of_the_page() -> None:
     labels = Counter((odd.grader, odd.right) for odd in BENCHMARK.odd_answers())
     assert len(labels) == 12

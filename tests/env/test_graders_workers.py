@@ -177,6 +177,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     math.shared_pool("slow_worker").close()
 
 
+@pytest.mark.slow
 def test_a_right_answer_does_not_wait_at_its_own_cost(judge: type[MathMatch]) -> None:
     """The start of the worker takes longer than the time for the answer, which has two parts to ask about."""
     task = Task("t", "", r"\sqrt2,\sqrt3", "math")
@@ -195,6 +196,7 @@ def test_a_right_answer_does_not_wait_at_its_own_cost(judge: type[MathMatch]) ->
     assert grades == [Grade(1.0, True, True)] * 4
 
 
+@pytest.mark.slow
 def test_what_hangs_is_wrong_and_what_was_not_judged_is_no_score(judge: type[MathMatch]) -> None:
     task = Task("t", "", r"\sqrt2", "math")
     timeout = Grade(0.0, False, True, "symbolic comparison: timeout")
@@ -243,6 +245,7 @@ serve(load)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("doing", ["fork", "sleep", "loop", "power"])
 def test_a_worker_ends_within_a_second_of_its_parent(tmp_path: Path, doing: str, by: signal.Signals) -> None:

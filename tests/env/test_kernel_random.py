@@ -193,6 +193,7 @@ def every_order_gives_one_episode(rules, seed, orders):
         assert record(run(twin, seed, orders[1])) == record(kernel)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(rules, seeds, st.tuples(seeds, seeds))
 def test_every_order_gives_one_episode(rules, seed, orders):

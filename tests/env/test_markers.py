@@ -123,6 +123,7 @@ def test_twice_is_once(text, markers):
     assert markers.neutralise_own(own) == own
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(pieces.map("".join), st.sampled_from([NEUTRAL, OTHERS]))
 @example(">>a", NEUTRAL)

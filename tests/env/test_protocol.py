@@ -379,6 +379,7 @@ def halves(markers):
     return st.lists(nested | nested.map(str.upper) | st.sampled_from(markers) | text, max_size=5).map("".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(halves(SMUGGLED), min_size=1, max_size=4))
 @example(["<tool_<tool_call>call>", "<|im_<|im_end|>end|>", "[IN[INST]ST]"])
@@ -390,6 +391,7 @@ def test_hermes_replies_carry_no_marker(replies):
         assert HERMES.neutralise(HERMES.neutralise(reply)) == HERMES.neutralise(reply)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(halves(TERSE_MARKS), min_size=1, max_size=6))
 @example(["", "<", "all>"])  # the label between them is 'c'

@@ -75,6 +75,7 @@ def tree():
     )
 
 
+@pytest.mark.slow
 def test_the_critical_path_of_a_chain_longer_than_python_s_recursion():
     depth = 1500
     ids = [ROOT]

@@ -194,7 +194,7 @@ def test_the_picture_has_a_box_in_the_colour_of_every_state() -> None:
     assert not np.shares_memory(image, env.render())
 
 
-@pytest.mark.parametrize("clones", [1, 40, 300])
+@pytest.mark.parametrize("clones", [1, 40, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_wide_tree_still_fits(clones: int) -> None:
     limits = Limits(total_tokens=10**7, max_clones=clones, max_clones_per_call=None, turn_tokens=None)
     env = delegation_v0.parallel_env(task_source=Sums(), limits=limits, render_mode="rgb_array", max_chars=10**5)

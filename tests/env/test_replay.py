@@ -338,6 +338,7 @@ def test_other_rules_do_not_restore() -> None:
         restore(record, Rules(rules().limits, Plain(), Dear()))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.tuples(st.integers(0, 99), st.integers(0, 99)))
 def test_completion_order_cannot_matter(seed: int, orders: tuple[int, int]) -> None:

@@ -120,6 +120,7 @@ CLOSE, CHARGE, JOIN, GRANTS = Ledger.close, Ledger.charge, Transition._join, Tra
 COUNT, NEWBORN, ANSWER = WordCounter.count, Kernel._make_child, Kernel._answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "broken"),
     [

@@ -175,6 +175,7 @@ def played(rules, keys, acting=None):
     return batch
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seeds)
 def test_one_key_is_one_episode_in_every_batch_and_order(seed):

@@ -177,7 +177,7 @@ def test_copies_go_on_where_the_original_stands(how: Any) -> None:
 
 
 @pytest.mark.parametrize("steps", [50, pytest.param(200, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("max_cycles", [None, 5])
+@pytest.mark.parametrize("max_cycles", [5, pytest.param(None, marks=pytest.mark.slow)])
 def test_the_vector_environment_is_many_single_ones(task: str, max_cycles: int | None, steps: int) -> None:
     options = {**GAMES[task], "task": task, "max_cycles": max_cycles}
     sync = gymnasium.make_vec(ID, num_envs=7, vectorization_mode="sync", **options)

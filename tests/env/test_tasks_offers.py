@@ -83,6 +83,7 @@ def test_one_clone_is_called_at_a_time_and_the_answer_is_the_best_offer_so_far()
         assert REWARD.score(record).team_return == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_demonstrations_stop_at_random() -> None:
     """Half of them stop after each reply, with bad offers as with good ones, at low prices as at high ones."""
     stopped: dict[str, list[bool]] = {"all": [], "low": [], "high": [], "cheap": [], "dear": []}

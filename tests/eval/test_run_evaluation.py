@@ -198,6 +198,7 @@ def test_a_report_of_a_part_says_what_is_missing(trained: RunConfig, tmp_path: P
         report_run(run)
 
 
+@pytest.mark.slow
 def test_warm_starts_that_began_again_or_have_not_learned_are_in_terminal_and_table(
     trained: RunConfig, tmp_path: Path
 ) -> None:
@@ -381,6 +382,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -390,7 +392,7 @@ finally:
         ["trace", "{episodes}", "--html", "{out}", "--credit", "grpo"],
         ["trace", "{episodes}", "--svg", "{out}"],
         ["report", "{run}"],
-        pytest.param(["report", "{run}", "--html", "{out}"], marks=pytest.mark.slow),
+        ["report", "{run}", "--html", "{out}"],
         ["watch", "{run}", "--once"],
         ["credit", "list"],
         ["credit", "apply", "{episodes}", "--name", "gated", "--out", "{out}"],

@@ -86,6 +86,7 @@ def played(name: str, source: object, limits: Limits = LIMITS) -> list[EpisodeRe
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "source", "limits", "starts"),
     [

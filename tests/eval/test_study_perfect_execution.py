@@ -419,6 +419,7 @@ def test_where_accuracies_differ_or_may_differ_costs_are_not_compared() -> None:
     assert few == "a against b: costs are not comparable: fewer than 20 instances"
 
 
+@pytest.mark.slow
 def test_equal_accuracy_is_a_section_a_csv_and_a_line_of_the_verdict(tmp_path: Path) -> None:
     half = {"name": "study_players:Known", "options": {"right": 1.0, "tokens": 5}}
     wrong = {"name": "study_players:Known", "options": {"right": 0.0, "tokens": 4}}

@@ -186,6 +186,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
 FLOORING = {"name": "correct", "options": {"grader": {"name": "study_players:Floors"}}}
 
 
+@pytest.mark.slow
 def test_the_table_counts_what_the_grader_could_not_score(tmp_path: Path) -> None:
     policy = {"name": "study_players:Known", "options": {"right": 0.5}}
     folder = run(small(tmp_path, reward=FLOORING, policy=policy, strategies={"best_of_n": {}}, temperature=1.0))
@@ -489,6 +490,7 @@ def test_null_drops_a_strategy_of_the_extended_file(tmp_path: Path) -> None:
     assert list(load_study(tmp_path / "own.yaml", ["strategies.monolithic=null"]).strategies) == [kept[0], *kept[2:]]
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_verdict_of_five_lines_and_one_line_per_family_and_strategy(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=300)
     config = parse_as(StudyConfig, small(tmp_path))
@@ -589,6 +591,7 @@ def test_every_strategy_and_seed_plays_the_same_instances_and_none_that_training
 # What is played, and what is not
 
 
+@pytest.mark.slow
 def test_a_second_run_plays_and_loads_nothing(tmp_path: Path) -> None:
     folder = run(small(tmp_path))
     before = (folder / "results.jsonl").read_bytes(), (folder / "table.md").read_bytes()
@@ -614,6 +617,7 @@ def replayed(data: dict[str, Any]) -> int:
     return played()
 
 
+@pytest.mark.slow
 def test_a_changed_option_replays_its_strategy_alone(tmp_path: Path, finished: Path) -> None:
     data = small(tmp_path)
     data["strategies"]["self_consistency"] = {"options": {"samples": 2}, "temperature": 0.8}
@@ -647,6 +651,7 @@ def test_another_policy_plays_everything(tmp_path: Path, finished: Path) -> None
     assert replayed(data) == 6 * 2 * 2 * 2
 
 
+@pytest.mark.slow
 def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path, finished: Path) -> None:
     data = small(tmp_path, reward={"name": "correct", "options": {"grader": {"name": "study_players:Contrary"}}})
     assert replayed(data) == 0
@@ -674,6 +679,7 @@ def test_another_gold_decomposition_replays_the_oracle_alone(tmp_path: Path) -> 
 # Kills
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_is_used_and_the_files_are_the_same(tmp_path: Path) -> None:
     whole = run(small(tmp_path / "whole"))
     total = played()
@@ -735,6 +741,7 @@ def test_a_strange_line_of_what_was_played_is_named(tmp_path: Path, line: bytes)
         Store(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_two_files_of_the_end_loses_nothing(tmp_path: Path, finished: Path) -> None:
     (finished / "played.jsonl").write_bytes((finished / "results.jsonl").read_bytes())
     before = timeless(finished)
@@ -744,6 +751,7 @@ def test_a_kill_between_the_two_files_of_the_end_loses_nothing(tmp_path: Path, f
     assert timeless(finished) == before
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_finished_study_is_opened_again_loses_nothing(tmp_path: Path, finished: Path) -> None:
     before = timeless(finished)
     whole = (finished / "results.jsonl").read_bytes()
@@ -775,6 +783,7 @@ def compared(finished: Path, **changes: Any) -> list[str]:
     return compare_studies(finished, run(small(finished.parent, name="t", **changes)), QUIET)
 
 
+@pytest.mark.slow
 def test_a_study_compared_with_itself_has_no_difference(finished: Path) -> None:
     lines = compared(finished, episodes=6)
     assert len(lines) == (4 + 5) * (7 + 2 + 1)  # strategies of the cells x (costs + budgets + equal accuracy)

@@ -55,6 +55,7 @@ def search(page: Any, words: str) -> None:
     page.tab.press("#find", "Enter")  # without it the page waits for a pause
 
 
+@pytest.mark.slow
 def test_somebody_finds_an_episode_and_reads_what_a_clone_wrote(browser: Any, file: Path, deep: EpisodeRecord) -> None:
     with opened(browser, file) as page:
         tab = page.tab

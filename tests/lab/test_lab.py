@@ -116,6 +116,7 @@ def test_probabilities_add_up_and_every_trajectory_is_different(name: str) -> No
     assert 0.7 <= sum(outcome.probability for outcome in found if len(outcome.value.agents) > 1) <= 0.95
 
 
+@pytest.mark.slow
 def test_the_rollout_plays_trajectories_as_often_as_they_are_probable() -> None:
     game, count = solved("coupled"), 800
     requests = [make_request(game, 5, index, 0) for index in range(count)]
@@ -205,6 +206,7 @@ class RootTurnsAtFullWeight(Branches):
         return replace(super().assign(group, replayed), weight={})
 
 
+@pytest.mark.slow
 def test_alternatives_of_root_turns_are_unbiased() -> None:
     """In `words` and `pair_noisy` the root has a choice after the join."""
     for name in ("words", "pair_noisy"):
@@ -213,7 +215,7 @@ def test_alternatives_of_root_turns_are_unbiased() -> None:
         assert bias(RootTurnsAtFullWeight(), name) > 0.1
 
 
-@pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True), Branches()], ids=label)
+@pytest.mark.parametrize("assigner", [Coma(), Branches()], ids=label)
 def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner) -> None:
     """In one game here, and in every game in a slow test."""
     assert bias(assigner, "pair") < 1e-12
@@ -314,6 +316,7 @@ def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
     assert cell.evidence.p_value is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "assigner",
     [
@@ -370,6 +373,7 @@ def test_counterfactual_schemes_are_unbiased_in_every_game(assigner: CreditAssig
 # Wrong schemes are caught
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "assigner", [ComaLaterActionsKept(), DifferenceLaterActionsKept(), DifferenceSpendKept()], ids=label
 )
@@ -380,6 +384,7 @@ def test_a_wrong_counterfactual_is_caught(assigner: CreditAssigner) -> None:
     assert report.cells[0].bias.value > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("assigner", "game", "place"),
     [
@@ -408,6 +413,7 @@ def test_what_groups_of_two_and_shallow_games_do_not_show_is_caught(
     assert missed.bias_shares == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "assigner",
     [
@@ -510,6 +516,7 @@ class AsksAgain(Rloo):
         return [replay for n, replay in enumerate(asked) if flip_coin(0.25, episode, n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_chance_in_a_second_round_is_left_to_sampling(by_hand: bool) -> None:
     game = solved("two_deep")
@@ -539,6 +546,7 @@ def test_a_wrong_counterfactual_is_caught_by_sampling_too() -> None:
     assert find_broken([evidence]) == [0]
 
 
+@pytest.mark.slow
 def test_a_promise_up_to_scale_allows_a_positive_one() -> None:
     report = run_lab([Centred(), Backwards()], LabConfig(games=("pair",), num_groups=40))
     centred, backwards = report.cells
@@ -612,6 +620,7 @@ def test_an_estimate_without_noise_is_judged_all_the_same() -> None:
 # Where a scheme is blind
 
 
+@pytest.mark.slow
 def test_a_scheme_that_follows_the_gradient_is_blind_nowhere_and_its_negative_everywhere() -> None:
     game = solved("words")
     right, scaled, wrong = (
@@ -756,6 +765,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_the_command_passes_right_schemes_and_fails_wrong_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, output = run("--scheme", "rloo", "--scheme", "difference samples=2", "--out", str(tmp_path))
     assert code == 0
@@ -795,6 +805,7 @@ def test_a_wrapped_scheme_is_named_with_its_options() -> None:
     assert label(PerRole(clones=PlugIn("parts"))) == "per_role(clones=parts)"
 
 
+@pytest.mark.slow
 def test_noise_has_no_place() -> None:
     """A sampled bias that its own interval covers is not said to sit anywhere."""
     (cell,) = run_lab([Gae(lam=1.0)], LabConfig(games=("pair",), num_groups=200)).cells

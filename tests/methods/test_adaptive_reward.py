@@ -190,6 +190,7 @@ def test_by_accuracy_only_it_delegates_both() -> None:
     assert learned["large"] > 0.9, learned
 
 
+@pytest.mark.slow
 def test_a_trained_model_stops_calling_a_clone_that_it_does_not_need(tmp_path: Path) -> None:
     """Every answer is right, alone and through a clone, and no token has a price."""
     changes = {

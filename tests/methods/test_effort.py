@@ -154,6 +154,7 @@ def train(terms: Mapping[str, Any]) -> LengthPolicy:
     return policy
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_told_more_effort_spends_more_tokens_and_more_on_hard_tasks() -> None:
     policy = train({"correct": None, "within_effort": {}})
     hard = [policy.mean_length("hard", effort) for effort in (0.3, 0.7, 1.2, 1.7)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from test_job import config, play, rows
 from transformers import AutoModelForCausalLM
@@ -66,6 +67,7 @@ class ActorIsRight:
         return 0.01 * any(agent.reply == record.task.answer for agent in record.agents[1:])
 
 
+@pytest.mark.slow
 def test_the_actor_is_right_more_often_although_only_the_strategist_has_learned(tmp_path: Path) -> None:
     demonstrated = {"share": 0.5, "styles": {"delegate": 1}}
     phase = {"tokens": 40000, "mix": dict.fromkeys(ANSWERS, demonstrated)}

@@ -35,6 +35,7 @@ SIMULATION = Simulation(GROUP_SIZE, tasks=4, rounds=6)
 UNIFORM = np.zeros(NUM_FEATURES)
 
 
+@pytest.mark.slow
 def test_the_adversary_improves_the_worst_class_and_every_class_needs_fewer_queries_than_uniformly() -> None:
     classes = draw_classes(GROUP_SIZE, np.random.default_rng(0))
     best_losses = learn_best_losses(SIMULATION, classes, np.random.default_rng(1))
@@ -63,6 +64,7 @@ def test_the_adversary_improves_the_worst_class_and_every_class_needs_fewer_quer
     assert (1.5 * (1 - losses(UNIFORM, fresh, longer)) < 1 - fresh_robust).all()
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_expected_loss() -> None:
     simulation = Simulation(4, tasks=2, rounds=2)
     weights = np.linspace(-1, 1, NUM_FEATURES)
@@ -113,6 +115,7 @@ def test_outcomes_count_for_the_neighbouring_sizes_of_their_family() -> None:
     assert features[:, 5:] == pytest.approx(0.5 * features[:, :5])
 
 
+@pytest.mark.slow
 def test_the_same_seed_learns_the_same_policy_which_prefers_mixed_outcomes_and_forgets_them() -> None:
     sampler = LearnedAllocation(budget=8, tasks=4)
     buckets = [Bucket("a", 1), Bucket("b", 1), Bucket("c", 1)]
@@ -134,6 +137,7 @@ def test_the_same_seed_learns_the_same_policy_which_prefers_mixed_outcomes_and_f
     assert sampler.get_probabilities(buckets, GROUP_SIZE) == before, "after eight groups a new budget begins"
 
 
+@pytest.mark.slow
 def test_a_pool_of_many_tasks_of_one_bucket_does_not_raise_its_share() -> None:
     sampler = LearnedAllocation(budget=8, tasks=4, pool=16)
     often = replace(menu(GROUP_SIZE, a=(1,), b=(1,)), weights={"a": 9.0, "b": 1.0})

@@ -11,7 +11,7 @@ import io
 import re
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,19 +41,20 @@ _IN_TEXT = re.compile(
 def names_of_plug_ins(source: str) -> list[str]:
     """Every mention of a plug-in of the package in a module, as `line: name`."""
     mentions = set()
-    for line, text in _texts(source):
+    nodes = list(ast.walk(ast.parse(source)))
+    for line, text in _texts(source, nodes):
         mentions |= {(line, match["name"]) for match in _IN_TEXT.finditer(text) if match["name"] not in OTHER_MEANINGS}
         if PACKAGE in text:
             mentions.add((line, PACKAGE))
-    for node in _values_of_names(ast.parse(source)):
+    for node in _values_of_names(nodes):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.split(" ")[0] in NAMES:
             mentions.add((node.lineno, node.value.split(" ")[0]))
     return [f"{line}: {name}" for line, name in sorted(mentions)]
 
 
-def _texts(source: str) -> Iterator[tuple[int, str]]:
+def _texts(source: str, nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """Each string of a module in quotes, each import and each comment, with its line."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, f"'{node.value}'"
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -63,9 +64,9 @@ def _texts(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def _values_of_names(tree: ast.Module) -> Iterator[ast.expr | None]:
+def _values_of_names(nodes: Sequence[ast.AST]) -> Iterator[ast.expr | None]:
     """The expressions that stand where a plug-in is named."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "name":
@@ -95,6 +96,7 @@ def modules() -> Iterator[Path]:
                 yield path
 
 
+@pytest.mark.slow
 def test_no_module_names_a_method() -> None:
     mentions = [
         f"{path.relative_to(ROOT)}:{mention}"

@@ -54,6 +54,7 @@ def _compute_error(values: Sequence[float]) -> float:
     return float(np.std(values) / np.sqrt(len(values)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offers", "turn", "value"),
     [

@@ -388,6 +388,7 @@ def bias(scheme: CreditAssigner, game: Game) -> float:
     return float(np.linalg.norm(expected - solved.gradient) / np.linalg.norm(solved.gradient))
 
 
+@pytest.mark.slow
 def test_salt_is_biased_where_later_turns_heed_what_it_merges_and_nowhere_else() -> None:
     salt = Salt(PlugIn("rloo"))
     assert bias(salt, GAMES["words"]) == pytest.approx(0.0805, abs=1e-4), "as docs/lab.md says"
@@ -584,6 +585,7 @@ def entropy_after_training(beta: float, seed: int) -> float:
     return float(-np.sum(right * np.log(right) + (1 - right) * np.log(1 - right)))
 
 
+@pytest.mark.slow
 def test_entropy_falls_more_slowly_where_hapo_redistributes() -> None:
     """Equal seeds, so that the difference is of the redistribution alone."""
     gains = [entropy_after_training(1.0, seed) - entropy_after_training(0.0, seed) for seed in range(6)]

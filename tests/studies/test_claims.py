@@ -55,6 +55,7 @@ def test_a_claim_without_cells_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert [claim.page for claim in study.make_claims()] == ["credit_map", "cells", "methods"]
 
 
+@pytest.mark.slow
 def test_a_small_part_of_the_evidence_is_made_again() -> None:
     """The same seeds are at the goal again, for about as many decisions. Bits differ between processors."""
     stored = {

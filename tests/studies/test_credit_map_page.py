@@ -69,6 +69,7 @@ def test_random_play_is_what_is_computed(credit_map: ModuleType) -> None:
         assert played.success == pytest.approx(credit_map._random(game), abs=max(5 * played.standard_error, 1e-3))
 
 
+@pytest.mark.slow
 def test_what_a_policy_is_taught_is_the_share_that_is_said(credit_map: ModuleType) -> None:
     game = credit_map.GAMES["and-4"]
     actor = ActorNetwork(
@@ -95,6 +96,7 @@ def test_what_a_policy_is_taught_is_the_share_that_is_said(credit_map: ModuleTyp
     assert all(torch.equal(*pair) for pair in zip(before, untaught.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
     """What the page marks as equal: under AND `diff_loo` and `broadcast`, of a sum `shapley` and `difference`."""
     equals = {name: dict(game.same) for name, game in credit_map.GAMES.items()}
@@ -116,6 +118,7 @@ def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
             assert torch.allclose(own, factor * its, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [4000, pytest.param(8000, marks=pytest.mark.slow)])
 def test_a_run_is_stored_whole_and_again_the_same(
     credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch, budget: int

@@ -109,8 +109,9 @@ def test_predictions_on_efforts_are_judged(cells: list[dict[str, Any]], verdicts
 
 
 def test_the_evidence_is_of_the_configs(methods: ModuleType) -> None:
-    for found in methods.cells_in(methods.FOLDER):
-        assert len(found["commit"]) == 40, "of a tree without changes"
-        assert found["config"] == digest_of(found["experiment"], found["arm"])
+    cells = methods.cells_in(methods.FOLDER)
+    assert all(len(found["commit"]) == 40 for found in cells), "of a tree without changes"
+    for experiment, arm, digest in {(found["experiment"], found["arm"], found["config"]) for found in cells}:
+        assert digest == digest_of(experiment, arm)
     tuning = json.loads((methods.FOLDER / "tuning.json").read_text(encoding="utf-8"))
     assert all(run["seed"] >= 100 for run in tuning)

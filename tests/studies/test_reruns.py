@@ -40,6 +40,8 @@ CELLS = {
     "when": ["when/deciding/seed0"],
     "where": ["where/deciding/seed0"],
 }
+# The reruns that need seconds.
+SLOW = ("gallery", "league", "methods", "scaling", "stopping", "when")
 TRAINED = [cell.partition("/")[0] for cells in CELLS.values() for cell in cells if cell.endswith("/deciding/seed0")]
 
 
@@ -127,7 +129,9 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Path) -
             monkeypatch.setattr(importlib.import_module(f"studies.{study}.study"), constant, value)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
+)
 def test_a_rerun_stores_its_results(name: str, small_work: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Cells could not be trained again after a keyword was renamed, and no test called what reads their results."""
     study: Study = importlib.import_module(f"studies.{name}.study").STUDY

@@ -229,6 +229,7 @@ def make_cells(regret: float) -> list[dict[str, Any]]:
     return [{**cell, **figures, "arm": variant} for variant in study.VARIANTS]
 
 
+@pytest.mark.slow
 def test_predictions_follow_the_regret() -> None:
     assert study.page([], []).count("not run yet") == 7
     page = study.page(make_cells(0.01), [])

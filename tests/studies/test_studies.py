@@ -43,6 +43,7 @@ def test_a_printed_page_is_its_evidence(name: str) -> None:
         run_study(name, study, ["--check"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_picture_is_drawn_from_its_evidence(name: str, tmp_path: Path) -> None:
     """One was older than its evidence, and another was copied from a file that no checkout has."""

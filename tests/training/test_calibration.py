@@ -350,6 +350,7 @@ def calibrate(tmp_path: Path, engine: FormulaEngine, **changes: Any) -> str:
     return text.getvalue()
 
 
+@pytest.mark.slow
 def test_the_command_predicts_what_is_then_measured(tmp_path: Path) -> None:
     engine = FormulaEngine(seconds=(0.005, 1e-4, 4e-7, 0.001, 0.0001, 1e-8))
     text = calibrate(tmp_path, engine, minutes=5.0, measure=True)
@@ -413,6 +414,7 @@ def test_a_crossing_holds_at_all_longer_texts() -> None:
     assert compare_plays(plays, is_predicted=False) == [(1, 0.5), (2, 0.5)]
 
 
+@pytest.mark.slow
 def test_an_interrupted_calibration_continues_with_its_file(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()

@@ -48,21 +48,20 @@ from selfcest_training.credit.synthetic import NULL_PLAYERS, SyntheticGroup, mir
 from selfcest_training.credit.testing import ConformanceError, check_assigner
 
 RIGHT: list[CreditAssigner] = [
-    Grpo(), Gated(), Gated(sides="both"), GatedPaper(), Rloo(), Difference(max_share=0.5),
-    Coma(), Shapley(), Shapley(orders=1), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
-    PerRole(clones=PlugIn("gated")), DiffLoo(), Parts(), WideSeek(), Swap(), Difference(paired=True),
-    Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(nested=True),
-    Branches(max_share=0.0, root_share=1.0),
-    Gated(PlugIn("branches", {"nested": True})),
-    ToGo(), Gated(PlugIn("rloo")), Gated(PlugIn("parts")),
-    Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
-    Downsampled(PlugIn("branches"), 3, "score", reweigh=True), StateZero(),
-    Sharp(term="judged"), Ccpo(), Rae(), HierarchicalGrpo(own=True), HierarchicalGrpo(clones="group", scale=True),
+    Grpo(), Gated(), Gated(sides="both"), GatedPaper(), Rloo(), Difference(max_share=0.5), Coma(), Shapley(),
+    PerRole(clones=PlugIn("gated")), Parts(), WideSeek(), ToGo(), Gated(PlugIn("rloo")),
+    Gated(PlugIn("parts")), Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"), Rae(),
+    HierarchicalGrpo(own=True), HierarchicalGrpo(clones="group", scale=True),
 ]  # fmt: skip
 
 
-# More of what is above, with many replays.
+# Schemes that need seconds, and more of what is above.
 ALSO: list[CreditAssigner] = [
+    DiffLoo(), Branches(), Shapley(orders=1), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")), Swap(),
+    Difference(paired=True), Coma(per_turn=True), DiffLoo(paired=True), Branches(nested=True),
+    Branches(max_share=0.0, root_share=1.0),
+    Gated(PlugIn("branches", {"nested": True})), Downsampled(PlugIn("branches"), 3, "score", reweigh=True),
+    StateZero(), Sharp(term="judged"), Ccpo(),
     Difference(samples=2), Shapley(max_share=0.5), DiffLoo(samples=2, max_share=0.5), Swap(samples=3, paired=True),
     Coma(samples=2, paired=True), Branches(samples=2, max_share=0.5), Branches(samples=2, nested=True),
 ]  # fmt: skip
@@ -336,6 +335,7 @@ class ReplayedByNumberOfAgents(ReplayedByTheEnd):
         return len(episode.agents) % 2 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assigner", [SharesOfItsOwn(), OneOfEachCall()], ids=lambda a: type(a).__name__)
 def test_chances_that_no_clone_moves_pass(assigner: CreditAssigner) -> None:
     check_assigner(assigner)

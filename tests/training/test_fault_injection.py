@@ -37,6 +37,7 @@ def bench(faults: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return bench
 
 
+@pytest.mark.slow
 def test_a_killed_run_comes_to_the_same_bits(faults: ModuleType, bench: Any) -> None:
     fault = faults.inject(bench, "kill", 4)
     assert "update" in fault.what
@@ -71,6 +72,7 @@ def test_a_fault_of_every_kind_ends_as_is_promised(faults: ModuleType, bench: An
     assert fault.hits
 
 
+@pytest.mark.slow
 def test_the_plan_is_a_hundred_and_hits_every_place(
     faults: ModuleType, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_run_that_was_over_before_its_fault_is_drawn_again(
     assert "no fault came about" in faults.inject(bench, "kill", 0).findings[0]
 
 
+@pytest.mark.slow
 def test_damage_to_the_newest_checkpoint_is_a_step_lost(
     faults: ModuleType, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_study_on_a_dead_server_ends_in_one_line_and_code_3(
     assert "InfrastructureError" in (tmp_path / "dead" / LOG).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_dead_engine_says_whose_job_and_keeps_the_worker_s_trace(tmp_path: Path) -> None:
     changes = {"variants__delegating__rl__steps": 1, "workers": 1}
     phases = [{"tokens": 500, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]

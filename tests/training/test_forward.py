@@ -212,6 +212,7 @@ def test_nothing_drops_out_in_the_learner() -> None:
     torch.testing.assert_close(model.get_input_embeddings().weight.grad, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("chunk", [0, 16])
 @pytest.mark.parametrize("rows", [Rows.BUCKETED, Rows.TREE])

@@ -130,6 +130,7 @@ def test_ten_steps_are_as_pinned(base: Job) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_same_run_repeats_exactly_and_another_seed_does_not(base: Job, tmp_path: Path) -> None:
     whole = play(config(tmp_path / "whole"))
     assert torch.equal(weights(whole), weights(base))
@@ -197,6 +198,7 @@ def test_optimiser_steps_do_not_depend_on_the_number_of_clones(warm: Job, tmp_pa
     assert job.state.num_updates == 10 * minibatches
 
 
+@pytest.mark.slow
 def test_compute_ends_the_run_at_the_first_step_over_the_budget(warm: Job, tmp_path: Path) -> None:
     job = play_from(warm, config(tmp_path, compute_tokens=110_000, variants__delegating__rl__steps=1000))
     spent = [row["compute_tokens"] for row in rows(job)]
@@ -204,6 +206,7 @@ def test_compute_ends_the_run_at_the_first_step_over_the_budget(warm: Job, tmp_p
     assert job.state.compute_tokens == job.state.sampled_tokens + 3 * job.state.trained_tokens
 
 
+@pytest.mark.slow
 def test_kl_to_the_warm_start_holds_the_policy_back(warm: Job, tmp_path: Path) -> None:
     term = {"name": "correct", "options": {"per_clone": {"name": "trivial:PerClone", "value": -1.0}}}
     free = rows(play_from(warm, config(tmp_path / "free", reward=term)))
@@ -324,6 +327,7 @@ def test_replays_are_played_priced_and_stored(warm: Job, tmp_path: Path) -> None
     assert found[-1]["sampled_tokens"] == tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Path, minibatches: int) -> None:
     change = {"variants__delegating__rl__minibatches": minibatches}
@@ -345,6 +349,7 @@ def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Pat
     assert resumed.state.sampled_tokens == whole.state.sampled_tokens
 
 
+@pytest.mark.slow
 def test_probes_are_evenly_spread_and_change_nothing(
     base: Job, warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +423,7 @@ def test_probes_and_rollouts_ahead_are_refused(tmp_path: Path) -> None:
         config(tmp_path, variants__delegating__rl__probes=1, variants__delegating__rl__max_staleness=2)
 
 
+@pytest.mark.slow
 def test_sampled_tokens_end_the_run_with_replays_counted(warm: Job, tmp_path: Path) -> None:
     budget = {"variants__delegating__rl__sampled_tokens": 1500}
     with_replays = rows(play_from(warm, counterfactual(tmp_path / "a", **budget)))

@@ -131,6 +131,7 @@ def test_its_own_base_is_the_reference_without_a_second_copy() -> None:
     assert third.terms["kl"] == pytest.approx(separate.policy_step(samples(), loss).terms["kl"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_an_adapter_learns() -> None:
     learner = learner_of(adapted(moved=False))
     losses = [learner.imitation_step(samples(2), 0.0).loss for _ in range(60)]
@@ -176,6 +177,7 @@ def test_both_begin_as_the_base_and_alike() -> None:
     assert trainable_state(model).keys() == {n for n, p in model.named_parameters() if ".lora_" in n}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [Rows.BUCKETED, Rows.TREE])
 def test_turns_of_clones_touch_the_adapter_of_clones_alone(rows: Rows) -> None:
     for made, trained, other in ((of_clones(samples()), "clone", "root"), (samples(), "root", "clone")):
@@ -186,6 +188,7 @@ def test_turns_of_clones_touch_the_adapter_of_clones_alone(rows: Rows) -> None:
         assert not moved(model, other, before)
 
 
+@pytest.mark.slow
 def test_both_make_the_steps_that_each_would_make_as_the_only_adapter() -> None:
     """In one step, whose loss is a sum: two shared models, one of which sees the roots and the other the clones."""
     model, roots, clones = by_role(), samples(), of_clones(samples(4))

@@ -49,6 +49,7 @@ def numbers(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+@pytest.mark.slow
 def test_each_role_is_played_trained_written_and_read_with_its_own(warm: Job, tmp_path: Path) -> None:
     spec = roles_config(warm, tmp_path)
     job = play(spec)
@@ -84,6 +85,7 @@ def test_each_role_is_played_trained_written_and_read_with_its_own(warm: Job, tm
     assert isinstance(policy.load(0).sampler, Sampler)
 
 
+@pytest.mark.slow
 def test_without_a_merge_one_engine_samples_from_the_learner_s_own_model(warm: Job, tmp_path: Path) -> None:
     sampler = {"name": "transformers", "options": {"merge_lora": False, "prefix_tokens": 1000}}
     job = play(roles_config(warm, tmp_path, sampler=sampler))

@@ -157,7 +157,14 @@ LOSSES.append(LossConfig(terms={"entropy": LossTermConfig(-0.1), "clones": LossT
 
 
 @pytest.mark.parametrize(
-    "loss", LOSSES, ids=lambda loss: "-".join((loss.name, *loss.options, loss.importance.level, *loss.terms))
+    "loss",
+    [
+        loss
+        if loss.terms or loss.importance.level is ImportanceLevel.TOKEN
+        else pytest.param(loss, marks=pytest.mark.slow)
+        for loss in LOSSES
+    ],
+    ids=lambda loss: "-".join((loss.name, *loss.options, loss.importance.level, *loss.terms)),
 )
 def test_gradients_of_tree_and_bucketed_rows_are_equal_however_they_are_cut(loss: LossConfig) -> None:
     samples = near(random_samples(0)[0])

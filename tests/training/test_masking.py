@@ -163,7 +163,7 @@ def run_folder(folder: Path, text: str) -> str:
 NAMES = [name for name in HOSTILE if name != "surrogate"]  # which no file of a run can hold
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES[:6], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[6:])])
 def test_watch_masks_progress_and_owner(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,8 +195,10 @@ def test_watch_masks_in_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize(
     "arguments",
-    [["trace"], ["report"], ["watch"], ["compare", "x"], ["contamination"], ["plan", "-c"], ["nonsense"], ["export"],
-     ["--"], ["watch", "a", "b"], ["credit", "apply", "--name"], ["lab", "--game"], ["bench", "--seeds", "1"]],
+    [["trace"], ["plan", "-c"], ["nonsense"], *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in (
+        ["report"], ["watch"], ["compare", "x"], ["contamination"], ["export"], ["--"], ["watch", "a", "b"],
+        ["credit", "apply", "--name"], ["lab", "--game"], ["bench", "--seeds", "1"],
+    ))],
     ids=" ".join,
 )  # fmt: skip
 def test_what_was_typed_is_masked_in_an_error(

@@ -109,6 +109,7 @@ def shared(warm: Job, source: Path, tmp_path_factory: pytest.TempPathFactory) ->
 # Chat models
 
 
+@pytest.mark.slow
 def test_a_chat_model_trains_and_samples_what_it_learns_from(warm: Job, shared: Job) -> None:
     losses = [row["loss"] for row in rows(warm, "warmstart")]
     assert losses[-1] < 0.5 * losses[0]
@@ -132,6 +133,7 @@ def test_its_folders_load_with_transformers(source: Path, warm: Job, shared: Job
 # Samplers with weights of their own
 
 
+@pytest.mark.slow
 def test_a_copy_in_float32_samples_as_the_shared_model_does(
     warm: Job, shared: Job, source: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_copy_in_float32_samples_as_the_shared_model_does(
     assert max(row["logprob_gap"] for row in rows(job)) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_copy_in_bfloat16_is_corrected_for(warm: Job, source: Path, tmp_path: Path) -> None:
     sampler = {"name": "transformers", "options": {"dtype": "bfloat16"}}
     loss = {"importance": {"level": "token", "cap": 2.0}}
@@ -175,6 +178,7 @@ def lora_config(output: Path, **changes: Any) -> RunConfig:
     return config(output, **given | changes)
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_adapter_alone_and_model_folders_the_sum(tmp_path: Path) -> None:
     spec = lora_config(tmp_path)
     job = Job(spec, JobId("delegating", 0), lambda *_: None)
@@ -219,6 +223,7 @@ def test_a_killed_run_with_lora_resumes_to_the_same_end(tmp_path: Path, stage: s
     assert resumed.state.compute_tokens == whole.state.compute_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)])
 def test_with_lora_the_kl_to_the_warm_start_needs_no_second_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: dict[str, int] | None
@@ -350,6 +355,7 @@ def test_with_a_second_sampler_a_step_begins_before_the_one_in_front_has_ended_w
         assert [twice[step][0] for step in range(6)] == [0, 1] * 3
 
 
+@pytest.mark.slow
 def test_budgets_count_what_the_learner_took(tmp_path: Path) -> None:
     job = play(ahead(tmp_path, 2, **{f"{RL}__sampled_tokens": 2500, f"{RL}__steps": 100}))
     spent = [row["sampled_tokens"] for row in rows(job)]
@@ -371,6 +377,7 @@ def test_a_killed_run_with_a_lag_resumes_to_the_same_end(tmp_path: Path, credit:
     assert episodes(resumed) == episodes(whole)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_a_rollout_ahead_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     produce, threads = Trainer.produce, list[str]()
 
@@ -392,6 +399,7 @@ def test_what_goes_wrong_in_a_rollout_ahead_stops_the_run(tmp_path: Path, monkey
 # How the learner computes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forward",
     [pytest.param({"logit_chunk": 0}, marks=pytest.mark.slow), {"logit_chunk": 7, "gradient_checkpointing": True}],
@@ -404,6 +412,7 @@ def test_chunks_and_checkpointed_layers_train_the_same_weights(
     assert same_steps(job, shared, warm)
 
 
+@pytest.mark.slow
 def test_the_learner_computes_in_bfloat16_and_trains_float32(warm: Job, source: Path, tmp_path: Path) -> None:
     job = play_from(warm, chat_config(source, tmp_path, forward={"autocast": "bfloat16"}))
     assert weights(job).dtype is torch.float32

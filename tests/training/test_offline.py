@@ -79,6 +79,7 @@ def test_replays_come_from_the_file_or_are_missed_in_plain_words(tmp_path: Path)
         assign_stored(Coma(), read_groups(write(tmp_path / "cut.jsonl", *replayed[:3], *episodes)))
 
 
+@pytest.mark.slow
 def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     during: list[str] = []
     whole = crediting.assign_step_credit

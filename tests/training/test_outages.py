@@ -300,6 +300,7 @@ def flaky_run(output: Path, loses: Sequence[str], times: int, **changes: Any) ->
     return config(output, **{f"{RL}__steps": 2, "log_groups": 9, "sampler": sampler, **changes})
 
 
+@pytest.mark.slow
 def test_a_run_with_an_outage_learns_what_it_would_have_learned(warm: Job, tmp_path: Path) -> None:
     whole = play_from(warm, config(tmp_path / "whole", **{f"{RL}__steps": 2, "log_groups": 9}))
     flaky = play_from(warm, flaky_run(tmp_path / "flaky", ["s1.g2.e3/root/turn0"], 1))
@@ -315,6 +316,7 @@ def test_a_run_with_an_outage_learns_what_it_would_have_learned(warm: Job, tmp_p
     assert spent == rows(flaky)[1]["lost_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_a_dropped_group_leaves_the_numerator_and_never_the_denominator(
     warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +335,7 @@ def test_a_dropped_group_leaves_the_numerator_and_never_the_denominator(
     assert [row["gate/dropped_groups"] for row in rows(job)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_an_outage_of_everything_stops_the_run_with_its_cause(warm: Job, tmp_path: Path) -> None:
     spec = flaky_run(tmp_path, ["s1."], 99)
     with pytest.raises(InfrastructureError, match=r"step 1: 4 of 4 groups were lost .* at last by 503; check"):
@@ -354,6 +357,7 @@ def test_limits_that_cannot_be_are_refused(tmp_path: Path, key: str, value: floa
         config(tmp_path, **{f"{RL}__{key}": value})
 
 
+@pytest.mark.slow
 def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_path: Path, serve: Serve) -> None:
     """In the job's folder and its rows; what an evaluation asks is counted in the evaluation's folder, once."""
 

@@ -213,6 +213,7 @@ def estimated(config: PreTrainedConfig, lora: LoraOptions | None, forward: Forwa
     return measure_pass_bytes(make, config, forward, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "lora", "forward"),
     [
@@ -234,6 +235,7 @@ def test_activations_are_what_the_allocator_holds(
     assert estimated(config, lora, forward, rows) == pytest.approx(measured(config, lora, forward, rows), rel=ERROR)
 
 
+@pytest.mark.slow
 def test_what_layers_add_is_the_same_for_each() -> None:
     config = build_tiny(TinyConfig(hidden_size=16, num_layers=5), 0).config
     make = partial(build_weightless_model, dtype=torch.float32, attention="sdpa")
@@ -347,6 +349,7 @@ def printed(config: RunConfig, **options: Any) -> str:
     return console.export_text()
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_is_unknown(tmp_path: Path) -> None:
     said = printed(job_config(tmp_path))
     assert "device: unknown (--memory GIB)" in said
@@ -383,6 +386,7 @@ def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
     assert (imitating.steps, imitating.sampled, imitating.seconds) == (0, 0.0, (240.0, 240.0))
 
 
+@pytest.mark.slow
 def test_the_plan_gives_the_totals_of_a_run_and_its_time_where_a_curve_is_known(tmp_path: Path) -> None:
     config = replace(job_config(tmp_path), seeds=(0, 1))
     said = printed(config)
@@ -432,6 +436,7 @@ def test_a_proposal_that_needs_more_hardware_says_so(
     assert "hardware" not in str(make_misfit_error("does not fit", replace(config, cluster=None), ["workers=1"]))
 
 
+@pytest.mark.slow
 def test_ranks_are_proposed_where_they_help(tmp_path: Path) -> None:
     options = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "intermediate_size": 4096, "max_positions": 96}
     cluster = ClusterConfig(learner_ranks=2, learner_resources={"GPU": 1.0})
@@ -448,6 +453,7 @@ def test_ranks_are_proposed_where_they_help(tmp_path: Path) -> None:
         printed(config, memory=0.8 * held / GIB)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_by_name_and_the_change_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +471,7 @@ def test_what_does_not_fit_is_refused_by_name_and_the_change_helps(
         printed(config, memory=1e-4)
 
 
+@pytest.mark.slow
 def test_train_refuses_weights_that_the_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(GPU / "qwen3_ledger.yaml")
     memory.check_device(config)  # no GPU here, so nothing is known

@@ -118,6 +118,7 @@ def test_the_device_is_gone_afterwards() -> None:
         torch.zeros(1, device="cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Rows.BUCKETED, Rows.TREE])
 def test_the_gradient_is_that_of_the_cpu(layout: Rows) -> None:
     samples, _ = random_samples(0)
@@ -130,6 +131,7 @@ def test_the_gradient_is_that_of_the_cpu(layout: Rows) -> None:
         assert torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_autocast_computes_layers_in_half_precision() -> None:
     samples, _ = random_samples(0)
     expected = gradient(llama(), samples, Rows.BUCKETED, 300)

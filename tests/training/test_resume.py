@@ -205,6 +205,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_touched_and_one_line_says_what_
     assert files.hash_files(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [halve, flip, Path.unlink])
 def test_an_evaluation_that_is_not_made_again_is_counted_on(tmp_path: Path, fault: Callable[[Path], None]) -> None:
     """A table came of the half of it that was left."""
@@ -458,6 +459,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     assert [path] == list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same_end(base: Job, tmp_path: Path) -> None:
     spec = replace(config(tmp_path, **SHORT), checkpoint_every=100)
     for expected in ("warmstart_000001", "rl_000001", "rl_000002"):
@@ -467,6 +469,7 @@ def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same
     assert_same_end(play(spec), base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_bits_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path, ahead: bool) -> None:
     lag = {"variants__delegating__rl__max_staleness": 1, "sampler": {"name": "transformers", "options": COPY}}

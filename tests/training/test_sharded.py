@@ -229,6 +229,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_one_rank_computes_what_no_rank_does_and_dummies_change_nothing(
     one: OneRank, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def assert_same_warm_start(folders: list[Path]) -> None:
     assert logs[0] == logs[1]
 
 
+@pytest.mark.slow
 def test_shared_first_phases_are_what_the_variant_would_have_trained(tmp_path: Path) -> None:
     """The pools of 4000 tokens overlap the ends of phases, and there are fewer checkpoints than pools."""
     alone = run(with_phases(tmp_path / "alone", FIRST, SECOND, checkpoint_every=3), "other")

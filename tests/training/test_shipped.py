@@ -96,6 +96,7 @@ def test_a_plain_solve_in_an_empty_folder(selfcest: Console) -> None:
     assert record.limits.total_tokens == 480
 
 
+@pytest.mark.slow
 def test_the_quickstart_begins_with_them(selfcest: Console) -> None:
     """The first block of commands on the page runs in an empty folder, and what the page says of them is so."""
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")

@@ -237,6 +237,7 @@ def episodes(job: Job) -> list[EpisodeRecord]:
     return list(read_episodes(job.folder / "episodes.jsonl"))
 
 
+@pytest.mark.slow
 def test_every_stage_has_its_say(warm: Job, tmp_path: Path) -> None:
     job = play_from(warm, run(tmp_path))
     found = rows(job)
@@ -298,6 +299,7 @@ def test_turns_of_replays_train_and_a_killed_run_resumes_to_the_same_end(tmp_pat
     assert rows(whole)[0]["rows"] == contexts + len(replays), "of each replay its one clone trains"
 
 
+@pytest.mark.slow
 def test_a_memory_that_no_checkpoint_can_hold_says_so(
     warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +443,7 @@ def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
         _extract_tensors({"__tensor__": "0"}, "", tensors)
 
 
+@pytest.mark.slow
 def test_empty_mini_batches_take_no_part_in_metrics_and_agreement(warm: Job, tmp_path: Path) -> None:
     """The group filter keeps one group of four for two mini-batches: the first is empty, the second is checked."""
     group_filter = {"name": "remembering:KeepsOne"}
@@ -451,6 +454,7 @@ def test_empty_mini_batches_take_no_part_in_metrics_and_agreement(warm: Job, tmp
     assert 0 < row["logprob_gap"] < 1e-4, "of the one that trained"
 
 
+@pytest.mark.slow
 def test_a_term_cannot_hide_a_metric(warm: Job, tmp_path: Path) -> None:
     terms = {"return": {"weight": 0.01, "name": "entropy"}}
     (row,) = rows(play_from(warm, config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__loss": {"terms": terms}})))

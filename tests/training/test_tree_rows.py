@@ -210,7 +210,7 @@ def test_rows_hold_every_sample_once_within_the_limit_and_every_prefix_once(seed
         assert len(row) == len({context[: i + 1] for context in contexts for i in range(len(context))})
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("model", "tolerance"),
     [(tiny("eager"), 1e-5), (tiny("sdpa"), 1e-5), (in_double(tiny()), 1e-9)],
@@ -244,7 +244,9 @@ def test_gradients_of_tree_padded_and_bucketed_rows_are_equal(
     ids=["whole logits", "chunks of 7", "checkpointing", "whole logits, checkpointing"],
 )
 @pytest.mark.parametrize(
-    ("model", "tolerance"), [(tiny("sdpa"), 1e-5), (in_double(tiny()), 1e-9)], ids=["float32", "float64"]
+    ("model", "tolerance"),
+    [pytest.param(tiny("sdpa"), 1e-5, marks=pytest.mark.slow), (in_double(tiny()), 1e-9)],
+    ids=["float32", "float64"],
 )
 @pytest.mark.filterwarnings("ignore:rows is 'packed'")
 def test_no_option_of_the_forward_pass_changes_the_gradient(

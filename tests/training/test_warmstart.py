@@ -57,6 +57,7 @@ def shown(spec: RunConfig, pools: int) -> int:
     return sum(len(sample) for samples in drawn for sample in samples)
 
 
+@pytest.mark.slow
 def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_so(tmp_path: Path) -> None:
     spec, said = hopeless(tmp_path, attempts=2), list[tuple[str, str]]()
     job = Job(spec, DELEGATING, lambda stage, share, line: said.append((stage, line)))
@@ -181,6 +182,7 @@ def test_the_last_attempt_is_kept_and_all_its_phases_are_judged(tmp_path: Path) 
     assert len(rows(job)) == 1, "RL goes on all the same"
 
 
+@pytest.mark.slow
 def test_a_phase_that_a_pool_has_jumped_over_is_judged_too(tmp_path: Path) -> None:
     phases = [{"tokens": tokens, "mix": BOTH, "min_accuracy": 0.9} for tokens in (500, 500, 1000)]
     job = play(hopeless(tmp_path, attempts=1, variants__delegating__warmstart__phases=phases))
@@ -224,6 +226,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Job]:
     return {lora: play(hopeless(folder / str(lora), lora=LORA if lora else None)) for lora in (False, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_what_is_handed_to_rl_stands_on_the_weights_of_the_last_attempt(twice: dict[bool, Job], lora: bool) -> None:
     job = twice[lora]
@@ -257,6 +260,7 @@ def test_what_a_warm_start_sampled_is_not_taken_from_the_sampled_tokens_of_rl(tm
     assert rows(probed, "probe")[0]["passed"], "0 asks for nothing, and measures"
 
 
+@pytest.mark.slow
 def test_a_budget_that_the_warm_start_has_used_leaves_no_rl_and_says_so(tmp_path: Path) -> None:
     spec = hopeless(tmp_path, attempts=3, compute_tokens=20_000)
     job = play(spec)
@@ -270,6 +274,7 @@ def test_a_budget_that_the_warm_start_has_used_leaves_no_rl_and_says_so(tmp_path
 ONE_DIGIT = {"min_operations": 1, "max_operations": 1, "min_digits": 1, "max_digits": 1, "times": 0}
 
 
+@pytest.mark.slow
 def test_a_probe_plays_training_instances_of_every_family_greedily_under_the_limits_of_the_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
