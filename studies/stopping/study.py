@@ -138,13 +138,24 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
 
 
 def _write_headline(cells: Sequence[Cell]) -> str:
-    seen, new = (f"{mean(get_regrets(cells, eval_set)):.3f}" for eval_set in EVAL_SETS)
-    number, number_by_price, threshold = (f"{regret:.3f}" for regret in compute_rival_regrets("seen").values())
+    """Return how the root stands against simple rules, and how many clones it calls at the lowest price."""
+    regrets = get_regrets(cells, "seen")
+    compared = []
+    for rival, regret in compute_rival_regrets("seen").items():
+        if all(own < regret for own in regrets):
+            verdict = "better with every seed than"
+        elif all(own > regret for own in regrets):
+            verdict = "worse with every seed than"
+        else:
+            verdict = "better on average than" if mean(regrets) < regret else "worse on average than"
+        compared.append(f"{verdict} the {rival} ({regret:.3f})")
+    lowest = min(read_prices()["seen"])
+    clones = mean(get_figures(cell, "seen")[str(lowest)]["clones"] for cell in cells)
+    optimal = make_search(lowest)
     text = (
-        f"**The root learns to stop, and one computed threshold stops better.** Over {len(cells)} seeds its stop "
-        f"regret is {seen}, and {new} at new prices. The best fixed number of clones has {number}, the best one for "
-        f"each price {number_by_price}, the best threshold for all prices {threshold}. At low prices the root calls "
-        "too few clones."
+        f"**The root stops {'; '.join(compared)}.** Over {len(cells)} seeds its stop regret is {mean(regrets):.3f}, "
+        f"and {mean(get_regrets(cells, 'new_prices')):.3f} at new prices. At the lowest price it calls {clones:.2f} "
+        f"clones, and the optimal rule {optimal.mean_number_of(optimal.goes_on):.2f}."
     )
     return fill(text, LINE_WIDTH)
 
