@@ -47,6 +47,13 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+[A-Za-z]|[A-Za-z]")
 _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)")
 _SEPARATOR = re.compile(r",|;|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*\\?%\s*$")
+# A question for a percentage, such as "what percent", "find the percentage" or "as a percentage". A percentage that is
+# given, such as "a 10% discount", has a digit before its sign.
+_PERCENT_QUESTION = re.compile(
+    r"\b(?:(?:what|which|how\s+(?:many|much)|find|calculate|compute|determine|give|estimate|expressed?|as(?:\s+an?)?)\s+"
+    r"(?:[A-Za-z'’-]+\s+){0,4}?|in\s+(?:a\s+)?)(?:per\s?cent(?:ages?)?\b|\\?%)",
+    re.IGNORECASE,
+)
 _PER_CENT = re.compile(r"(?<=[0-9)}])\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*per ?cent\s*\}|per ?cent\b)")
 
 
@@ -64,6 +71,11 @@ def from_unicode(text: str) -> str:
     text = _MINUS.sub("-", text)
     text = _AT_LEAST.sub("≥", _AT_MOST.sub("≤", text))
     return _SYMBOL.sub(lambda match: f"{_SYMBOLS[match[0]]} ", text)
+
+
+def asks_for_percent(prompt: str) -> bool:
+    """Return whether a prompt asks for a percentage, so that a percent sign in an answer is a unit."""
+    return _PERCENT_QUESTION.search(prompt) is not None
 
 
 def normalise(text: str, *, drop_percent: bool = False) -> str:
@@ -209,7 +221,7 @@ def _split(text: str) -> tuple[str, ...] | None:
 
 
 _DIGITS_AND_COMMAS = re.compile(r"[0-9,]+")
-_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+_THOUSANDS = re.compile(r"(?!0)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 
 
 def _find_thousands_commas(text: str) -> set[int]:

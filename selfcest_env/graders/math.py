@@ -11,14 +11,13 @@ from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.graders.boxed import extract_final_answer
 from selfcest_env.graders.compare import answers_agree, is_precise
 from selfcest_env.graders.grade import NO_ANSWER, Grade
-from selfcest_env.graders.latex import from_unicode, normalise
+from selfcest_env.graders.latex import asks_for_percent, from_unicode, normalise
 from selfcest_env.graders.rational import parse_rational
 from selfcest_env.graders.workers import shared_pool
 from selfcest_env.structure import Above, Below, Checked
 from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
-_PERCENT = re.compile(r"per ?cent|%", re.IGNORECASE)
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
 MAX_PROMPT_CHARACTERS = 5000  # at the end of a prompt, where the question stands
 _SYMBOLIC = "selfcest_env.graders.symbolic"
@@ -54,7 +53,7 @@ class MathMatch(Checked):
         text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, correct=False, well_formed=False, note="answer too long")
-        percent = bool(_PERCENT.search(task.prompt))
+        percent = asks_for_percent(task.prompt)
         text = _without_question(normalise(from_unicode(text), drop_percent=percent), task.prompt)
         comparison = SymbolicComparison(self.timeout_s)
         decide = comparison.equal if self.symbolic else _never_equal

@@ -14,13 +14,12 @@ from fractions import Fraction
 
 from selfcest_env.graders.boxed import extract_final_answer, extract_last_boxed
 from selfcest_env.graders.grade import NO_ANSWER, Grade
-from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.latex import asks_for_percent, normalise
 from selfcest_env.graders.vocabulary import has_only_known_words
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
-ASKS_FOR_PERCENT = re.compile(r"per ?cent|%", re.IGNORECASE)
 
 _DIGITS = r"(?!0,)[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 _DASHES = "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"  # hyphens, figure dash, en dash, minus signs
@@ -294,7 +293,7 @@ class NumberMatch(Checked):
     strict: bool = False
 
     def grade(self, task: Task, answer: str | None) -> Grade:
-        percent = bool(ASKS_FOR_PERCENT.search(task.prompt))
+        percent = asks_for_percent(task.prompt)
         truths = {parse_only_number(text, drop_percent=percent) for text in (task.answer, *task.aliases)}
         if None in truths:
             raise ValueError(

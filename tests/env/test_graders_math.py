@@ -550,6 +550,49 @@ def test_a_percent_of_the_number_grader_is_a_hundredth_unless_the_question_asks_
     assert grader.grade(task("0.5", "How much is it?"), "50%").correct
 
 
+@pytest.mark.parametrize(
+    ("prompt", "asks"),
+    [
+        ("What percentage of the flowers are not roses?", True),
+        ("By what percent did it rise? Round to the nearest integer.", True),
+        ("On average, what percentage taller are the cranes?", True),
+        ("Expressed as a percentage, how much more likely is it?", True),
+        ("Find the percentage of red caps.", True),
+        ("How many % of them?", True),
+        ("Write your answer in percent.", True),
+        ("A $20 book is sold at a 10% discount. How many dollars does it cost now?", False),
+        ("If his salary has increased by 40 percent now, calculate Mike's salary now.", False),
+        ("He raised the same percentage again. How much is it?", False),
+        ("It rains on Saturday with probability 50\\%. What is the probability that it rains on both days?", False),
+    ],
+)
+def test_a_percentage_that_is_given_is_not_one_that_is_asked_for(prompt: str, asks: bool) -> None:
+    assert NumberMatch().grade(task("18", prompt), "18%").correct is asks
+    assert NumberMatch(strict=True).grade(task("18", prompt), "18 percent").correct is asks
+    math = MathMatch(symbolic=False)
+    assert math.grade(task("18", prompt), r"18\%").correct is asks
+    assert math.grade(task(r"\frac{1}{4}", prompt), r"25\%").correct is not asks
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("100", "0,100"),
+        ("100", "(0,100)"),
+        ("100", "x=0,100"),
+        ("123", "0,123"),
+        ("0,100", "100"),
+        ("12345", "012,345"),
+    ],
+)
+def test_no_thousands_are_separated_behind_a_zero(truth: str, answer: str) -> None:
+    assert not MathMatch(symbolic=False).grade(task(truth), answer).correct
+
+
+def test_two_values_of_which_the_first_is_zero() -> None:
+    assert MathMatch(symbolic=False).grade(task("0,100"), "0 and 100").correct
+
+
 def ordinary_sentences() -> list[str]:
     """Right answers to a question whose answer is 18: negations, halves, comparisons stand elsewhere in them."""
     subjects = ("She", "Tom", "The baker", "Each of the two brothers", "Half of the class", "The train",
