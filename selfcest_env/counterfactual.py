@@ -41,9 +41,15 @@ def fork_before(
         state = kernel.agents.get(agent_id)
         if state is None or not 0 <= turn < len(state.turns) + (state.turn is not None):
             raise GameError(f"cannot fork before {agent_id}/turn{turn}: the episode has no such turn")
-    other = Kernel(kernel.task, kernel.rules, kernel.absent | dict(absent or {}))
+
+    def is_kept(agent_id: AgentId, index: int) -> bool:
+        return not any(is_descendant(kernel.agents, (agent_id, index), turn) for turn in turns)
+
+    # A clone of a later call that gets the place of one that was absent is not that clone.
+    kept = {agent_id: reply for agent_id, reply in kernel.absent.items() if is_kept(agent_id, 0)}
+    other = Kernel(kernel.task, kernel.rules, kept | dict(absent or {}))
     for step in kernel.log:
-        if not any(is_descendant(kernel.agents, (step.agent_id, step.turn), turn) for turn in turns):
+        if is_kept(step.agent_id, step.turn):
             other.step(step.agent_id, step.action, step.usage, step.text)
     return other
 

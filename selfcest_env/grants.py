@@ -57,6 +57,8 @@ def find_shortage(state: AgentState, free: Amounts, rules: Rules, tokens: int) -
 
 def can_pay_call(state: AgentState, free: Amounts, rules: Rules, board: Mapping[str, str]) -> bool:
     """Return whether an agent's account and context can carry the smallest call, whose clone would see this board."""
+    if not _can_reserve_replies(free, rules):
+        return False
     context = state.context_tokens + rules.reply_bound(1) + rules.answer_tokens
     return free.covers(rules.smallest_call(state.agent_id.depth, board)) and fits_context(rules.limits, context + 1)
 
@@ -83,7 +85,18 @@ def find_refusal(
     known = frozenset(keys)
     if not all(known.issuperset(request.shared_context) for request in requests):
         return Fault.UNKNOWN_KEY
+    if not _can_reserve_replies(free, rules):
+        return Fault.OVER_BUDGET
     return find_shortage(state, free, rules, rules.reply_bound(len(requests)))
+
+
+def _can_reserve_replies(free: Amounts, rules: Rules) -> bool:
+    """Return whether a bound of the replies is known, or none is needed.
+
+    Without `reply_tokens` a reply may have any length. A call may still lend a clone a finite account, which could not
+    reserve room for the replies to a call of its own.
+    """
+    return rules.limits.reply_tokens is not None or free.total_tokens is None
 
 
 def compute_call_grants(

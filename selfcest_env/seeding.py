@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from operator import index
+from typing import SupportsIndex
 
 from selfcest_env.types import AgentId
 
 
-def stream_seed(*key: str | int | AgentId) -> int:
+def stream_seed(*key: str | SupportsIndex | AgentId) -> int:
     """Return the seed, in [0, 2**63), of the stream with this name. It is the same on every machine."""
     name = ""
     for part in key:
+        if not isinstance(part, str | int | AgentId):
+            part = index(part)  # NumPy's integers name the streams of Python's
         # The type tag and the length keep ("a", 1), ("a1",) and ("a", "1") apart.
         # "AgentId" is a literal, so that renaming the class changes no seed.
         kind = "AgentId" if isinstance(part, AgentId) else type(part).__name__

@@ -188,10 +188,13 @@ class Limits(Checked):
         return self.max_reads != 0
 
     def with_window(self, context_tokens: int | None) -> Limits:
-        """Return the same limits with a context of at most so many tokens; `None` changes nothing."""
+        """Return the same limits with a context of at most so many tokens; `None` changes nothing.
+
+        The reserve for an answer is at most the context.
+        """
         if context_tokens is None or (self.context_tokens is not None and self.context_tokens <= context_tokens):
             return self
-        return replace(self, context_tokens=context_tokens)
+        return replace(self, context_tokens=context_tokens, answer_reserve=min(self.answer_reserve, context_tokens))
 
 
 def _all_unlimited(*limits: int | None) -> bool:

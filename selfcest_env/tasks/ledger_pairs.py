@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Between, Checked, OneOf, check_order
 from selfcest_env.tasks.long_ledgers import (
     FIELDS,
@@ -86,6 +87,12 @@ class LedgerPairs(Checked):
         super().__post_init__()
         check_order(self, "min_named", "max_named")
         check_order(self, "min_length", "max_length")
+        least = self.min_named * (self.min_named - 1) // 2 * self.min_length
+        if self.max_comparisons is not None and self.max_comparisons < least:
+            raise ConfigError(
+                f"max_comparisons is {self.max_comparisons}; expected null or at least {least}, the pairs of min_named "
+                "ledgers times min_length"
+            )
 
     def draw(self, rng: np.random.Generator) -> Task:
         while True:

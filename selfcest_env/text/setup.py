@@ -55,6 +55,12 @@ def check_task(task: object, what: str) -> None:
             raise TaskError(
                 f"{what} a Task whose context has {reprlib.repr(text)} under {reprlib.repr(key)}; expected texts"
             )
+    for key, fact in task.metadata.items():
+        if not isinstance(fact, (str, int, float)):
+            raise TaskError(
+                f"{what} a Task whose metadata has {reprlib.repr(fact)}, of type {type(fact).__name__}, under "
+                f"{reprlib.repr(key)}; expected a text, a number or a truth value of Python"
+            )
 
 
 def resolve_counter(counter: TokenCounter | str) -> TokenCounter:

@@ -404,6 +404,31 @@ def test_a_replay_with_the_tiny_model_extends_the_stored_ids() -> None:
     )
 
 
+class NumberedCall:
+    """A root that calls one clone with a drawn number and repeats its reply, and clones that repeat the number."""
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        if observation.role is Role.ROOT and not observation.exchanges:
+            return f"<call>{rng.integers(1000)}</call>"
+        if observation.role is Role.ROOT:
+            return f"<ans>{observation.exchanges[-1].replies[0].text}<end>"
+        return f"<ans>{observation.brief.text}<end>"
+
+
+def test_a_clone_that_was_absent_is_not_the_clone_of_another_call() -> None:
+    """In a replay of a replay, the new clone got the place and the absence of the old one."""
+    policy = ScriptedPolicy(NumberedCall(), CODEC)
+    (record,) = rollout([RolloutRequest("e", TASK, 5)], policy, RULES)
+    first = Replay.of("e", {A: DEFAULT})
+    without = play_replays([record], [first], policy, RULES)[first].record
+    assert without.by_id[A].status is Status.ABSENT
+    again = Replay.of(str(first), {ROOT: Intervention.resample(0)})
+    other = play_replays([without], [again], policy, RULES)[again].record
+    assert other.by_id[A].objective != record.by_id[A].objective
+    assert other.by_id[A].status is Status.ANSWERED
+    assert other.answer == other.by_id[A].objective
+
+
 class Calls:
     """A root that calls twice, whatever its clones say, and then answers."""
 

@@ -677,6 +677,10 @@ def test_actions_that_are_none_are_refused_and_cost_nothing(actions: Any, messag
         ("a text", "task_source Always drew 'a text', of type str; expected a selfcest_env.types.Task"),
         (None, "drew None"),
         ([TASK], "of type list"),
+        (
+            Task("t", "5", "", "s", metadata={"size": np.int64(3)}),
+            "metadata has .*3.*, of type int64, under 'size'",
+        ),
         (Task("t", 5, "", "s"), "a Task whose prompt is 5; expected a text"),  # type: ignore[arg-type]
         (Task("t", "p", 5, "s"), "whose answer is 5"),  # type: ignore[arg-type]
         (Task("t", "p", "a", "s", context=["k"]), "whose context is"),  # type: ignore[arg-type]

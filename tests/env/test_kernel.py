@@ -1,6 +1,7 @@
 """Episodes worked by hand, at the prices of plain_game.py."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 from growth import growth
@@ -21,6 +22,7 @@ from selfcest_env.types import (
     Delegate,
     Fault,
     FinishReason,
+    Limits,
     Malformed,
     Outcome,
     Read,
@@ -327,6 +329,30 @@ def test_unlimited_replies_under_an_unlimited_total():
     play(kernel, A, Answer("x" * 400))
     assert last(kernel).outcome is Outcome.DELEGATED
     assert len(observe(kernel, ROOT).block[0].content) == 402
+
+
+def test_a_finite_account_makes_no_call_whose_replies_have_no_bound():
+    """The answer of the clone's clone raised an error, and nobody could act again."""
+    kernel = game(total_tokens=None, reply_tokens=None, max_depth=2)
+    play(kernel, ROOT, Delegate((CloneRequest("a", max_tokens=600),)))
+    play(kernel, A, ask("b"))
+    assert kernel.agents[A].status is Status.OUT_OF_TOKENS
+    assert last(kernel, A).fault is Fault.OVER_BUDGET
+    # An account without a limit lends one without a limit.
+    play(kernel, ROOT, ask("c"))
+    play(kernel, B, ask("d"))
+    play(kernel, B.child(0), Answer("x" * 400))
+    play(kernel, B, Answer("2"))
+    play(kernel, ROOT, Answer("3"))
+    assert kernel.done
+
+
+def test_a_window_of_the_task_below_the_reserve_ends_the_episode():
+    limits = Limits(context_tokens=99, answer_reserve=6)
+    assert limits.with_window(4) == replace(limits, context_tokens=4, answer_reserve=4)
+    rules = game().rules
+    kernel = Kernel(Task("t", "1+1", "2", "test", context_tokens=4), rules)
+    assert kernel.agents[ROOT].status is Status.PROMPT_TOO_LONG
 
 
 def test_a_reserve_of_zero_still_leaves_one_token_for_an_answer():

@@ -11,6 +11,7 @@ from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
 from selfcest_agents.tiny import TinyLanguage
+from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks.ledger_pairs import LedgerPairs, parse
 from selfcest_env.tasks.source import Style
@@ -95,6 +96,9 @@ def test_a_bound_on_comparisons_holds() -> None:
     rng = np.random.default_rng(0)
     source = LedgerPairs(max_comparisons=20)
     assert max(int(source.draw(rng).metadata["size"]) for _ in range(200)) <= 20
+    assert LedgerPairs(min_length=5, max_comparisons=5).draw(rng).metadata["size"] == 5
+    with pytest.raises(ConfigError, match=r"max_comparisons is 4; expected null or at least 5, the pairs of min_named"):
+        LedgerPairs(min_length=5, max_comparisons=4)
 
 
 def test_a_clone_question_is_told_from_the_root_question() -> None:

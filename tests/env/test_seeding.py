@@ -2,6 +2,9 @@
 
 import itertools
 
+import numpy as np
+import pytest
+
 from selfcest_env.seeding import stream_seed, turn_seed
 from selfcest_env.types import ROOT, AgentId
 
@@ -13,6 +16,12 @@ def test_pinned_values():
         2281408005115673458,
         21622017611810433,
     ]
+
+
+def test_an_integer_of_numpy_names_the_stream_of_python_s():
+    assert turn_seed(np.int64(5), ROOT, np.uint8(1)) == turn_seed(5, ROOT, 1)
+    with pytest.raises(TypeError):
+        stream_seed(1.5)
 
 
 def test_types_and_splits_are_kept_apart():
