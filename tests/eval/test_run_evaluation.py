@@ -254,6 +254,19 @@ def test_a_cell_that_cannot_be_played_is_an_error_before_any_work(tmp_path: Path
         check_evaluation(replace(run, evaluation=replace(run.evaluation, episodes=60)))
 
 
+def test_a_cost_and_a_strategy_that_cannot_be_are_found_before_the_warm_start(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    costs = {"work": PlugIn("flops", {"model": str(tmp_path / "nothing")})}
+    with pytest.raises(ConfigError, match=r"^evaluation\.costs\.work\.options: there is no folder .*nothing"):
+        check_evaluation(replace(run, evaluation=replace(run.evaluation, costs=costs)))
+    tasks = {**run.tasks, "bare": PlugIn("test_study_perfect_execution:Nobody")}
+    variants = {"delegating": replace(run.variants["delegating"], forced=True)}
+    evaluation = EvaluationConfig((EvalSet("bare", "any"),), episodes=2)
+    words = r"^evaluation of delegating, .*always delegates, eval set bare any: Nobody has no expert"
+    with pytest.raises(ConfigError, match=words):
+        check_evaluation(replace(run, tasks=tasks, variants=variants, evaluation=evaluation))
+
+
 def test_a_file_is_evaluated_on_what_training_never_draws(tmp_path: Path) -> None:
     rows = [{"question": f"what is {i} and 0?", "answer": str(i)} for i in range(100)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -806,7 +806,8 @@ def test_compare_pairs_equal_budgets_in_whatever_order_and_labels_oracles(tmp_pa
     lines = compare_studies(tmp_path / "s", tmp_path / "t", QUIET)
     at_budgets = [line for line in lines if "at most" in line and "costs are not comparable" not in line]
     assert len(at_budgets) == 2 * 2
-    assert all("+0.00 [+0.00, +0.00]; total tokens x1.00" in line for line in at_budgets), "the same episodes"
+    # 3 / 6 instances each way.
+    assert all("+0.00 [-0.50, +0.50]; total tokens x1.00" in line for line in at_budgets), "the same episodes"
     assert all("best_of_n (oracle) of s" in line and "best_of_n (oracle) of t" in line for line in lines)
 
 

@@ -66,11 +66,22 @@ def test_an_interval_by_hand() -> None:
 
 
 def test_differences_are_paired() -> None:
-    """Two strategies that fail on the same instances differ by nothing, however few are right."""
+    """Two strategies that fail on the same instances differ by little, however few are right."""
     both = share(20)
     found = compare_points(point(9, both, 5), point(9, both, 10), resampler(40), COSTS)
-    assert (found.gap.low, found.gap.high) == (0, 0)
+    assert (found.gap.mean, found.gap.low, found.gap.high) == (0, -3 / 40, 3 / 40)
     assert (found.ratios["total_tokens"].low, found.ratios["total_tokens"].high) == (0.5, 0.5)
+
+
+def test_the_same_results_on_few_instances_are_no_equal_accuracy() -> None:
+    """The interval had no width there, so the fewer the instances, the more often two strategies were equal."""
+    few, many = share(20, 20), share(150, 150)
+    assert not compare_points(point(9, few, 5), point(9, few, 5), resampler(20), COSTS).equally_accurate(0.02)
+    assert compare_points(point(9, many, 5), point(9, many, 5), resampler(150), COSTS).equally_accurate(0.02)
+    # All right against all wrong: the difference is 1, and at least 1 - 3 / 20.
+    apart = compare_points(point(9, few, 5), point(9, share(0, 20), 5), resampler(20), COSTS)
+    assert (apart.gap.low, apart.gap.high) == (0.85, 1)
+    assert apart.verdict is Verdict.AHEAD
 
 
 def test_nested_seeds_are_averaged_and_crossed_seeds_are_resampled() -> None:

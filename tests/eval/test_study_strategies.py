@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -182,6 +183,11 @@ def test_the_first_sample_is_the_monolithic_episode_and_both_choices_see_the_sam
     assert [episodes[0].agents for episodes in votes] == [episodes[0].agents for episodes in alone]
     assert votes == best
     assert SelfConsistency(4).recipe == BestOfN(4).recipe != SelfConsistency(5).recipe != Monolithic().recipe
+
+    class Changed(SelfConsistency):
+        version: ClassVar[int] = 1
+
+    assert Changed(4).recipe == {**SelfConsistency(4).recipe, "version": 1}, "it plays again"
     assert BestOfN.oracle
     assert not SelfConsistency.oracle
 

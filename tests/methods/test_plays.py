@@ -347,6 +347,8 @@ def test_the_f1_of_explicit_decisions() -> None:
         ForcedTriple("plain", "always_delegates", "never_delegates"),
         ForcedTriple("decide_first", "always_delegates", "never_delegates"),
     ]
+    both = replace(config, strategies={**specs, "delegate": StrategySpec()})
+    assert [triple.free for triple in find_forced_triples(both)] == ["plain", "delegate", "decide_first"]
     reward = make_reward("correct")
     episodes = tuple(reward.score(one) for one in play(DecideFirst(), decides("delegate")))
     place = ResultKey("own", "2", "in", "decide_first", None, 0, "t")

@@ -15,7 +15,7 @@ from selfcest_env.graders.boxed import extract_last_boxed
 from selfcest_env.graders.latex import normalise, strip_variable_name
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import parse_rational
-from selfcest_env.stored import declared_name, stored_as, to_stored
+from selfcest_env.stored import declared_name, stored_as
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits, Task
@@ -43,7 +43,7 @@ class Samples(Strategy, Checked):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        return {"strategy": declared_name(Samples), **to_stored(self)}
+        return {**super().recipe, "strategy": declared_name(Samples)}
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=self.max_reads)

@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 
+from selfcest_agents.language import language_of
 from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import Style
 from selfcest_eval.play.config import StrategySpec, StudyConfig
+from selfcest_eval.play.costs import check_costs
 from selfcest_eval.play.instances import instances_of, source_of
-from selfcest_eval.play.policies import SEED
+from selfcest_eval.play.policies import MINIMAL_LIMITS, SEED
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store
-from selfcest_eval.play.strategies import quote_name
+from selfcest_eval.play.strategies import PlayContext, make_strategy, quote_name
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import describe_unplayable, drop_unplayable
 from selfcest_eval.report.settings import check_result_keys
@@ -126,18 +128,34 @@ def get_shown_styles(config: RunConfig, variant: str) -> tuple[Style, ...]:
 
 
 def check_evaluation(config: RunConfig) -> None:
-    """Check the eval sets before any work, rather than after the warm start.
+    """Check the eval sets, costs and strategies before any work, rather than after the warm start.
 
     Raises:
-        SelfcestError: an eval set cannot be played, or the reward refuses its tasks.
+        SelfcestError: an eval set cannot be played, the reward refuses its tasks, or a cost cannot be computed.
     """
     if not config.evaluation.eval_sets:
         return
     study = make_run_study(config)
+    try:
+        check_costs(study.costs)
+    except ConfigError as error:
+        raise ConfigError(f"evaluation.{error}") from error
     reward = make_reward(config.reward.name, **config.reward.options)
+    protocol = language_of(config.model).rules(MINIMAL_LIMITS).protocol
     for eval_set in study.eval_sets:
-        tasks = instances_of(study, eval_set, source_of(study, eval_set))
-        reward.check(tasks, f"eval set {eval_set.family} {eval_set.size}")
+        source = source_of(study, eval_set)
+        reward.check(instances_of(study, eval_set, source), f"eval set {eval_set.family} {eval_set.size}")
+        for label, spec in study.strategies.items():
+            if eval_set not in study.eval_sets_of(label):
+                continue
+            limits = study.limits_at(None, label)
+            context = PlayContext(limits, study.temperature_of(label), source, protocol)
+            try:
+                make_strategy(spec.name, spec.options, label).check(context)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"evaluation of {label}, eval set {eval_set.family} {eval_set.size}: {error}"
+                ) from error
 
 
 def evaluate_job(

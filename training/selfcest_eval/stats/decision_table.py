@@ -33,14 +33,16 @@ def find_forced_triples(config: StudyConfig) -> list[ForcedTriple]:
     """Return every strategy that chooses by itself and whose weights also play both forced choices."""
     # Strategies with the same weights, sampling, limits and families are comparable.
     label_by_kind: dict[str, dict[type[Strategy], str]] = {}
+    choosing: list[tuple[str, str]] = []
     deciding_first: list[tuple[str, str]] = []
     for label, spec in config.strategies.items():
         key = f"{config.policy_of(label)} {config.temperature_of(label)} {dict(spec.limits)} {spec.families}"
         kind = STRATEGIES.load(spec.name or label)
-        label_by_kind.setdefault(key, {})[Strategy if kind is DelegatingStrategy else kind] = label
+        label_by_kind.setdefault(key, {})[kind] = label
+        if kind in (Strategy, DelegatingStrategy):
+            choosing.append((key, label))
         if kind.decides_first:
             deciding_first.append((key, label))
-    choosing = [(key, labels[Strategy]) for key, labels in label_by_kind.items() if Strategy in labels]
     triples = []
     for key, label in [*choosing, *deciding_first]:
         labels = label_by_kind[key]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
-from selfcest_eval.stats.statistics import MISSING, ROUNDING, Estimate, Resampler, Values
+from selfcest_eval.stats.statistics import MISSING, ROUNDING, Estimate, Resampler, Values, with_equal_differences
 
 GRID = 41  # number of costs at which two frontiers are compared
 MIN_INSTANCES = 20  # fewer instances give an interval that is too rough for a verdict
@@ -278,7 +278,8 @@ def compare_points(
         costs: names of the costs.
         min_difference: smallest difference of accuracies that the verdict counts.
     """
-    gap = resampler.estimate(first.correct - second.correct)
+    differences = first.correct - second.correct
+    gap = with_equal_differences(resampler.estimate(differences), differences)
     ratios = {}
     for cost in costs:
         has_both = ~np.isnan(first.cost(cost)) & ~np.isnan(second.cost(cost))

@@ -161,6 +161,23 @@ def rule_of_three(estimate: Estimate, instances: int) -> Estimate:
     return Estimate(0.0, 0.0, width) if estimate.mean == 0 else estimate
 
 
+def with_equal_differences(estimate: Estimate, differences: Values) -> Estimate:
+    """Return the estimate of a mean paired difference, with an interval also if all pairs differ by the same.
+
+    Then a bootstrap has nothing to vary, however few the instances are. As in `rule_of_three`, pairs of another kind
+    that 3 / instances of the population has would not show in 95 of 100 samples, so the interval is that wide each way.
+
+    Args:
+        estimate: mean difference of values from 0 to 1, with the interval of a bootstrap.
+        differences: [instances, seeds] differences; nan where a pair is missing.
+    """
+    known = differences[~np.isnan(differences)]
+    if not known.size or np.ptp(known) > 0:
+        return estimate
+    width = 3 / int((~np.isnan(differences)).any(axis=1).sum())
+    return Estimate(estimate.mean, max(-1.0, estimate.low - width), min(1.0, estimate.high + width))
+
+
 def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Return the mean and the t interval of independent values, one per seed. One seed has no interval."""
     mean = float(np.mean(values))
