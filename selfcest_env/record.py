@@ -233,6 +233,8 @@ class EpisodeRecord:
         by_turn: unweighted summands of terms that are sums over turns, by term; agents that are left out add 0.
         prompt_variant: names of the variants around the protocol (`Rules.with_variant`), innermost first; `None` if
             unknown, in a record from before format 5. Its key in JSON is `wording`.
+        train_group: id of the group that it was trained in, where a group filter joined several groups; else empty, and
+            the episode's own id tells its group.
     """
 
     episode_id: str
@@ -246,6 +248,7 @@ class EpisodeRecord:
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     by_turn: Mapping[str, ByTurn] = field(default_factory=dict)
     prompt_variant: tuple[str, ...] | None = ()
+    train_group: str = ""
 
     @property
     def root(self) -> AgentRecord:
@@ -367,23 +370,27 @@ def build_record(
             )
         )
     return EpisodeRecord(
-        episode_id, kernel.task, kernel.limits, seed, tuple(agents), prompt_variant=kernel.rules.prompt_variant
+        episode_id, kernel.task, kernel.limits, int(seed), tuple(agents), prompt_variant=kernel.rules.prompt_variant
     )
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-FORMAT = 6  # 2 added this number and `weights`; 3 `parts`; 4 `by_turn`; 5 `wording`; 6 `task.context_tokens`
+# 2 added this number and `weights`; 3 `parts`; 4 `by_turn`; 5 `wording`; 6 `task.context_tokens`; 7 `train_group`
+FORMAT = 7
 _STORED_VARIANT = "wording"  # the key of `EpisodeRecord.prompt_variant` in stored records
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """Convert a record to JSON values, with the number of the format. Without a window of the task it is 5."""
+    """Convert a record to JSON values, with the number of the earliest format that has all of them."""
     values: dict[str, Any] = to_builtins(record)
-    values[_STORED_VARIANT] = values.pop("prompt_variant")  # still the last key
+    values[_STORED_VARIANT] = values.pop("prompt_variant")  # behind the keys of earlier formats
+    train_group = values.pop("train_group")
+    if train_group:
+        return {"format": FORMAT, **values, "train_group": train_group}
     if record.task.context_tokens is not None:
-        return {"format": FORMAT, **values}
+        return {"format": 6, **values}
     del values["task"]["context_tokens"]
-    return {"format": FORMAT - 1, **values}
+    return {"format": 5, **values}
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:

@@ -22,7 +22,7 @@ from selfcest_env.plugin import HasState, PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn, read_episodes
 from selfcest_env.reward import make_reward
 from selfcest_env.text.terse import bucket
-from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, TurnKey
+from selfcest_env.types import ROOT, AgentId, Fault, FinishReason, Limits, Outcome, Status, TurnKey
 from selfcest_env.views import Observation
 from selfcest_lab import LabConfig, run_lab
 from selfcest_lab.exact import solve
@@ -443,6 +443,27 @@ def test_the_decision_alone_gets_the_difference_between_the_two_choices() -> Non
     same = assign(Decision(), group(*answered), {})
     assert list(same.advantage.values()) == pytest.approx([0.0, 0.0]), "nobody chose otherwise"
     assert "gap" not in same.diagnostics
+
+
+@pytest.mark.parametrize(
+    ("fault", "limits", "delegates"),
+    [
+        (Fault.OVER_BUDGET, Limits(), True),
+        (Fault.TOO_MANY_CLONES, Limits(), True),
+        (Fault.TOO_MANY_READS, Limits(), False),
+        (Fault.UNKNOWN_KEY, Limits(max_depth=0), False),
+    ],
+)
+def test_a_refused_call_is_a_decision_to_delegate_and_a_refused_read_is_none(
+    fault: Fault, limits: Limits, delegates: bool
+) -> None:
+    root = alone("c", 0.5, 3).root
+    (first,) = root.turns
+    refused = replace(first, facts=replace(first.facts, outcome=Outcome.REFUSED, fault=fault))
+    odd = replace(alone("c", 0.5, 3), agents=(replace(root, turns=(refused, first)),), limits=limits)
+    credit = assign(Decision(), group(three_agents("a", 1.0), alone("b", 0.0, 3), odd), {})
+    like, unlike = ("a", "b") if delegates else ("b", "a")
+    assert credit.advantage[key("c")] == credit.advantage[key(like)] != credit.advantage[key(unlike)]
 
 
 def test_adora_weighs_groups_by_the_length_of_right_and_wrong_episodes() -> None:

@@ -28,6 +28,7 @@ from selfcest_lab.tabular import SeededNoise, TabularPolicy
 from selfcest_methods.branches import Branches
 from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
 from selfcest_training.credit.offline import assign_stored, format_credit_lines, read_groups
+from selfcest_training.run.metrics import format_episode_lines
 from selfcest_training.stages import crediting
 from selfcest_training.stages.crediting import assign_step_credit, play_counterfactuals
 from selfcest_training.stages.rollout_batch import RolloutBatch
@@ -51,6 +52,19 @@ def test_groups_are_episodes_of_one_task_and_one_prefix(tmp_path: Path) -> None:
         ["s0.g0.e0", "s0.g0.e1"],
         ["s0.g1.e0", "s0.g1.e1"],
     ]
+
+
+def test_groups_that_a_filter_joined_are_one_group_in_the_log_and_when_it_is_read(tmp_path: Path) -> None:
+    """They were read as two, with other advantages than they had been trained with."""
+    first, second = (group(*(three_agents(f"s0.g{i}.e{j}", float(i)) for j in range(2))) for i in range(2))
+    joined = group(*first.episodes, *second.episodes)
+    alone = group(*(three_agents(f"s0.g2.e{j}", float(j)) for j in range(2)))
+    file = tmp_path / "episodes.jsonl"
+    file.write_text(format_episode_lines([joined, alone], [[], []]), encoding="utf-8")
+    assert [json.loads(line)["format"] for line in file.read_text(encoding="utf-8").splitlines()] == [7] * 4 + [5] * 2
+    stored = read_groups(file)
+    assert [len(one.episodes) for one in stored.groups] == [4, 2]
+    assert assign_stored(Grpo(), stored)[0].advantage == Grpo().assign(joined, {}).advantage
 
 
 def test_the_command_gives_the_scheme_s_numbers(tmp_path: Path) -> None:

@@ -475,4 +475,5 @@ def test_the_constant_of_a_scheme_that_weighs_tokens_is_the_loss_s(tmp_path: Pat
             make_stages(replace(rl, credit=wrap(scheme)))
         assert make_stages(replace(rl, credit=wrap(right))).credit.name == wrap(right).name
         by_mean = replace(rl, credit=wrap(scheme), denominator=Denominator.EPISODE_MEAN)
-        assert make_stages(by_mean).credit.name == wrap(scheme).name, "divides by no constant"
+        with pytest.raises(ConfigError, match=r"rl\.credit\.options: .*; expected the denominator 'constant'"):
+            make_stages(by_mean)

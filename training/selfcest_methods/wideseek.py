@@ -39,8 +39,13 @@ class WideSeek(Grpo):
 
     loss_denominator_tokens: Positive = 100.0
 
-    def check_constant(self, loss_denominator_tokens: float) -> None:
-        """Raise `ConfigError` if the loss divides by another constant than the one that the weights undo."""
+    def check_constant(self, loss_denominator_tokens: float | None) -> None:
+        """Raise `ConfigError` if the loss does not divide by the constant that the weights undo."""
+        if loss_denominator_tokens is None:
+            raise ConfigError(
+                "the weights of wideseek undo a division of the loss by loss_denominator_tokens; expected the "
+                "denominator 'constant'"
+            )
         if loss_denominator_tokens != self.loss_denominator_tokens:
             raise ConfigError(
                 f"loss_denominator_tokens of wideseek is {self.loss_denominator_tokens:g} and that of the loss "

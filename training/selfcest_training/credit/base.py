@@ -121,8 +121,12 @@ class CreditAssigner:
         """
         return ()
 
-    def check_constant(self, loss_denominator_tokens: float) -> None:
-        """Raise `ConfigError` if the scheme does not work with this denominator of the `constant` loss."""
+    def check_constant(self, loss_denominator_tokens: float | None) -> None:
+        """Raise `ConfigError` if the scheme does not work with this denominator of the loss.
+
+        Args:
+            loss_denominator_tokens: that of the denominator `constant`; `None`: the loss has another denominator.
+        """
 
     def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         """Return the credit of every generated turn.

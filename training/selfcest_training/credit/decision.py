@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.types import ROOT, Outcome, TurnKey
+from selfcest_env.types import ROOT, Fault, Outcome, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Promise, ReplayRecords
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme, select_turns
@@ -75,5 +75,8 @@ class Decision(WrapperScheme):
 
 
 def _delegates(episode: EpisodeRecord) -> bool:
-    # A refused call is a decision to delegate.
-    return episode.root.turns[0].facts.outcome in (Outcome.DELEGATED, Outcome.REFUSED)
+    facts = episode.root.turns[0].facts
+    # A refused call is a decision to delegate, and a refused read is none. Where the record does not tell which of the
+    # root's two tools was refused, it counts as a call.
+    is_refused_call = facts.outcome is Outcome.REFUSED and facts.fault is not Fault.TOO_MANY_READS
+    return facts.outcome is Outcome.DELEGATED or (is_refused_call and episode.limits.delegation)

@@ -58,7 +58,9 @@ def read_groups(path: Path) -> StoredEpisodes:
 
 
 def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool = False) -> StoredEpisodes:
-    """Group episodes of one task whose ids agree up to the last dot (`s3.g0.e5`), and separate their replays.
+    """Group episodes of one task that have one `train_group`, or ids that agree up to the last dot (`s3.g0.e5`).
+
+    Their replays are separated.
 
     Args:
         records: episodes and replays. A record whose id is `str(Replay)` is that replay.
@@ -69,9 +71,9 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
         RecordError: two records have one id, a replay has no episode, or there are no episodes.
     """
     by_id: dict[str, EpisodeRecord] = {}
-    omitted_group = get_group_id(records[-1].episode_id) if cut and records else None
+    omitted_group = _get_train_group(records[-1]) if cut and records else None
     for record in records:
-        if get_group_id(record.episode_id) == omitted_group:
+        if _get_train_group(record) == omitted_group:
             continue
         if record.episode_id in by_id:
             raise RecordError(
@@ -83,7 +85,7 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
     for record_id, record in by_id.items():
         episode_id = replayed_episode(record_id)
         if episode_id is None:
-            episodes_by_group.setdefault((get_group_id(record_id), record.task.task_id), []).append(record)
+            episodes_by_group.setdefault((_get_train_group(record), record.task.task_id), []).append(record)
         elif episode_id in by_id:
             replayed[record_id] = record
         else:
@@ -94,6 +96,10 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
         raise RecordError(f"{source} holds no episode; give a file of episodes")
     groups = tuple(EpisodeGroup(episodes[0].task, tuple(episodes)) for episodes in episodes_by_group.values())
     return StoredEpisodes(source, groups, replayed)
+
+
+def _get_train_group(record: EpisodeRecord) -> str:
+    return record.train_group or get_group_id(record.episode_id)
 
 
 def get_group_id(record_id: str) -> str:

@@ -68,7 +68,7 @@ class PerRole(Configured, CreditAssigner):
             replays += checks.request_replays(scheme, group)
         return list(dict.fromkeys(replays))
 
-    def check_constant(self, loss_denominator_tokens: float) -> None:
+    def check_constant(self, loss_denominator_tokens: float | None) -> None:
         for scheme in self._schemes.values():
             scheme.check_constant(loss_denominator_tokens)
 

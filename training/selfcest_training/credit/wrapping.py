@@ -50,7 +50,7 @@ class WrapperScheme(Configured, CreditAssigner):
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return checks.request_replays(self.inner, group)
 
-    def check_constant(self, loss_denominator_tokens: float) -> None:
+    def check_constant(self, loss_denominator_tokens: float | None) -> None:
         self.inner.check_constant(loss_denominator_tokens)
 
     def more_replays(self, episode: EpisodeRecord, turn_counts: TurnCounts) -> Sequence[Replay]:

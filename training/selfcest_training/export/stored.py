@@ -57,9 +57,10 @@ def build_credited_samples(
 
     Raises:
         NotInRecordsError: the records lack something that the scheme needs.
-        ConfigError: an episode has no token ids.
+        ConfigError: an episode has no token ids, or the scheme does not work with this denominator.
         RecordError: the scheme excludes every turn.
     """
+    assigner.check_constant(constant if denominator is Denominator.CONSTANT else None)
     replayed = [find_stored_replays(assigner, group, stored) for group in stored.groups]
     credits = [
         assign_stored_group(assigner, group, records, stored)

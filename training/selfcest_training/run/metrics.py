@@ -6,11 +6,13 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
+from selfcest_training.credit.offline import get_group_id
 from selfcest_training.files import AppendLog
 from selfcest_training.run.boards import Board
 
@@ -48,10 +50,17 @@ class MetricsLog:
 
 
 def format_episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> str:
-    """Return the episodes of the groups as lines of JSON. The episodes of a group come after its replays."""
+    """Return the episodes of the groups as lines of JSON. The episodes of a group come after its replays.
+
+    Where a group filter joined groups, so that the episodes' ids differ in their group, each line names the first one.
+    """
     lines: list[str] = []
     for group, records in zip(groups, replayed, strict=True):
-        lines += map(write_episode, [*records, *group.episodes])
+        episodes = group.episodes
+        group_id, *others = dict.fromkeys(get_group_id(episode.episode_id) for episode in episodes)
+        if others:
+            episodes = tuple(replace(episode, train_group=group_id) for episode in episodes)
+        lines += map(write_episode, [*records, *episodes])
     return "".join(lines)
 
 
@@ -61,7 +70,8 @@ def compute_rollout_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     `term/NAME` is the part of `return` that a reward term adds, 0 where an episode's reward lacks the term, so the
     parts sum to `return`. `entropy` is minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of
     the entropy per token at the sampling temperature. It is missing where no ids were sampled. `equal_groups` is the
-    share of groups whose episodes all earn the same, so that a group baseline gives them no gradient. `correct` is the
+    share of groups whose episodes all earn the same, so that a group baseline gives them no gradient. Groups are those
+    that were rolled out, before the group filter. `correct` is the
     share of episodes whose term of that name is above 0. It is missing where the reward has no such term.
     """
     episodes = list(itertools.chain.from_iterable(group.episodes for group in groups))

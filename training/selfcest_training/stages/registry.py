@@ -87,11 +87,11 @@ def _check_state_methods(cls: type, label: str) -> None:
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     """Make the stages of a config. Raises `ConfigError` or `PlugInError` that names the config key below `place`."""
     credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
-    if config.denominator is Denominator.CONSTANT:
-        try:
-            credit.check_constant(config.loss_denominator_tokens)
-        except ConfigError as error:
-            raise ConfigError(f"{place}.credit.options: {error}") from error
+    is_constant = config.denominator is Denominator.CONSTANT
+    try:
+        credit.check_constant(config.loss_denominator_tokens if is_constant else None)
+    except ConfigError as error:
+        raise ConfigError(f"{place}.credit.options: {error}") from error
     return Stages(
         make_task_sampler(config.task_sampler, f"{place}.task_sampler"),
         make_group_filter(config.group_filter, f"{place}.group_filter"),
