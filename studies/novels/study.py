@@ -25,7 +25,7 @@ from selfcest_eval.play.config import parse_study
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.results import Result, read_results
-from selfcest_eval.stats.statistics import Estimate, Resampler, Values
+from selfcest_eval.stats.statistics import Estimate, Resampler, Values, with_equal_differences
 from selfcest_training.config_file import read_config
 from selfcest_training.session import read_sessions, sum_gpu_seconds
 from studies.figures import style_axis
@@ -68,7 +68,12 @@ FROZEN_STORIES = {
     "32k": "b7136640950e01b7d3179e2f93acb303",
     "128k": "e7beac7fcb42347e79e6d7593f6310a3",
 }
-RIVALS = {"memory_agent": "the memory", "bm25_sentences_one_hop": "a search for sentences"}
+RIVALS = {
+    "memory_agent": "the memory",
+    "bm25_sentences_one_hop": "a search for sentences",
+    "bm25_read": "a reader of the parts that a search finds",
+}
+LEAST_CALLS = 0.9  # calls of a root for one story, below which a search is not judged
 RESAMPLES = 2000
 COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
 
@@ -228,7 +233,7 @@ def collect(results: Iterable[Result]) -> dict[str, Any]:
         for size, found in sizes.items():
             found.sort(key=lambda result: result.place.task_id)
             figures: dict[str, Any] = {"right": "".join(str(int(result.grade.correct)) for result in found)}
-            for cost in COSTS:
+            for cost in (*COSTS, "clones"):
                 paid = [result.costs[cost] for result in found if result.costs is not None and cost in result.costs]
                 if paid:
                     figures[cost] = float(f"{mean(paid):.6g}")
@@ -271,7 +276,8 @@ def estimate_gap(gaps: Mapping[int, Values]) -> Estimate:
     It speaks of these policies: a few seeds say too little of those that another training would bring.
     """
     by_story = np.mean([*gaps.values()], axis=0)[:, None]
-    return Resampler(len(by_story), 1, crossed=False, resamples=RESAMPLES, confidence=0.95).estimate(by_story)
+    resampler = Resampler(len(by_story), 1, crossed=False, resamples=RESAMPLES, confidence=0.95)
+    return with_equal_differences(resampler.estimate(by_story), by_story)
 
 
 def list_strategies(cells: Iterable[Cell]) -> list[str]:
@@ -335,7 +341,7 @@ def _describe_rival(cells: Sequence[Cell], strategy: str, name: str) -> str:
         cost: mean(clones[seed][cost] for seed in longer) / mean(rivals[seed][cost] for seed in longer)
         for cost in ("flops", "critical_path_tokens")
     }
-    return RIVAL_FOUND.format(
+    found = RIVAL_FOUND.format(
         verdict=verdict,
         name=name,
         gap=gap.signed,
@@ -343,6 +349,11 @@ def _describe_rival(cells: Sequence[Cell], strategy: str, name: str) -> str:
         longer=estimate_gap(longer).signed,
         **ratios,
     )
+    # What a search finds is given to one clone, so a root that does not call loses whatever is found.
+    calls = [figures["clones"] for figures in get_figures(cells, strategy, "4k").values() if "clones" in figures]
+    if strategy.startswith("bm25_sentences") and calls and mean(calls) < LEAST_CALLS:
+        found = f"{found} {NO_CALL.format(calls=mean(calls))}"
+    return found
 
 
 def _make_device_table(cells: Sequence[Cell]) -> str:
@@ -491,6 +502,8 @@ person's name. On task 2, which needs two, no policy of the log below passed the
 RIVAL_FOUND = """**Clones {verdict} {name}** at 4,000 tokens: the difference in right answers is {gap} (95 % over
 stories, for these policies), by seed {seeds}, and {longer} at 16,000. There they compute {flops:.2f} of its FLOPs, and
 generate {critical_path_tokens:.2f} of its tokens in series."""
+
+NO_CALL = "**It says nothing of search**: the root called {calls:.2f} clones a story instead of one."
 
 SECONDS_FOUND = """**Seconds on a CPU**: delegation beats the full reader from {measured_1} tokens on, and from
 {measured_16} with 16 texts at once; a calibration of ten minutes predicted {predicted_1} and {predicted_16}. Against

@@ -145,6 +145,18 @@ def test_the_page_first_says_how_the_clones_stand_against_the_memory() -> None:
     assert "**Clones cannot be told apart from the memory** at 4,000 tokens" in page(even, None, [])
 
 
+@pytest.mark.parametrize(("clones", "is_judged"), [(1.0, True), (0.25, False)])
+def test_a_search_whose_root_does_not_call_is_not_judged(clones: float, is_judged: bool) -> None:
+    played = {"4k": "0" * 40, "16k": "0000"}
+    cell = make_cell("delegating", 0, delegate={"4k": "1" * 40, "16k": "1111"}, bm25_sentences_one_hop=played)
+    cell["strategies"]["bm25_sentences_one_hop"]["4k"]["clones"] = clones
+    text = page([cell], None, [])
+    assert "**Clones are right more often than a search for sentences**" in text
+    assert ("**It says nothing of search**: the root called 0.25 clones a story" in text) is not is_judged
+    # All differences are 1, so the interval is that of 40 stories of one kind: 3 / 40 wide.
+    assert "+1.00 [+0.93, +1.00]" in text or "+1.00 [+0.92, +1.00]" in text
+
+
 def test_the_picture_has_a_line_for_each_seed_and_no_size_of_few_stories(tmp_path: Path) -> None:
     cells = [make_cell("delegating", 0, delegate={"4k": "1110", "128k": "10"})]
     draw([*cells, make_cell("delegating", 1, delegate={"4k": "1"})], tmp_path / "two.png")
