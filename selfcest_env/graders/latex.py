@@ -47,11 +47,11 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+[A-Za-z]|[A-Za-z]")
 _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)")
 _SEPARATOR = re.compile(r",|;|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*\\?%\s*$")
-# A question for a percentage, such as "what percent", "find the percentage" or "as a percentage". A percentage that is
-# given, such as "a 10% discount", has a digit before its sign.
-_PERCENT_QUESTION = re.compile(
-    r"\b(?:(?:what|which|how\s+(?:many|much)|find|calculate|compute|determine|give|estimate|expressed?|as(?:\s+an?)?)\s+"
-    r"(?:[A-Za-z'’-]+\s+){0,4}?|in\s+(?:a\s+)?)(?:per\s?cent(?:ages?)?\b|\\?%)",
+# A percentage without a number before it, which is asked for. One with a number is given: "a 10% discount".
+_PERCENT_SIGN = re.compile(r"\s*-?\s*(?:\\?%|per\s?cent)", re.IGNORECASE)
+_GIVEN_BEFORE = re.compile(
+    r"(?:[0-9]|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|half|quarter|third|same"
+    r"|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty))[$}\s,]*$",
     re.IGNORECASE,
 )
 _PER_CENT = re.compile(r"(?<=[0-9)}])\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*per ?cent\s*\}|per ?cent\b)")
@@ -75,7 +75,8 @@ def from_unicode(text: str) -> str:
 
 def asks_for_percent(prompt: str) -> bool:
     """Return whether a prompt asks for a percentage, so that a percent sign in an answer is a unit."""
-    return _PERCENT_QUESTION.search(prompt) is not None
+    signs = _PERCENT_SIGN.finditer(prompt)
+    return any(not _GIVEN_BEFORE.search(prompt[max(0, sign.start() - 20) : sign.start()]) for sign in signs)
 
 
 def normalise(text: str, *, drop_percent: bool = False) -> str:

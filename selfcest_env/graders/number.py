@@ -21,7 +21,7 @@ from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
 
-_DIGITS = r"(?!0,)[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
+_DIGITS = r"(?!0)[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 _DASHES = "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"  # hyphens, figure dash, en dash, minus signs
 # `1.8e1`, `1.8 x 10^1`, `1.8 \times 10^{1}` and `1.8 × 10¹`.
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")

@@ -140,7 +140,7 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
 def _write_headline(cells: Sequence[Cell]) -> str:
     """Return how the root stands against simple rules, and how many clones it calls at the lowest price."""
     regrets = get_regrets(cells, "seen")
-    compared = []
+    rivals_by_verdict: dict[str, list[str]] = {}
     for rival, regret in compute_rival_regrets("seen").items():
         if all(own < regret for own in regrets):
             verdict = "better with every seed than"
@@ -148,14 +148,15 @@ def _write_headline(cells: Sequence[Cell]) -> str:
             verdict = "worse with every seed than"
         else:
             verdict = "better on average than" if mean(regrets) < regret else "worse on average than"
-        compared.append(f"{verdict} the {rival} ({regret:.3f})")
+        rivals_by_verdict.setdefault(verdict, []).append(f"the {rival} ({regret:.3f})")
+    compared = [f"{verdict} {' and '.join(rivals)}" for verdict, rivals in rivals_by_verdict.items()]
     lowest = min(read_prices()["seen"])
     clones = mean(get_figures(cell, "seen")[str(lowest)]["clones"] for cell in cells)
     optimal = make_search(lowest)
     text = (
-        f"**The root stops {'; '.join(compared)}.** Over {len(cells)} seeds its stop regret is {mean(regrets):.3f}, "
-        f"and {mean(get_regrets(cells, 'new_prices')):.3f} at new prices. At the lowest price it calls {clones:.2f} "
-        f"clones, and the optimal rule {optimal.mean_number_of(optimal.goes_on):.2f}."
+        f"**The root stops {', and '.join(compared)}.** Over {len(cells)} seeds its stop regret is "
+        f"{mean(regrets):.3f}, and {mean(get_regrets(cells, 'new_prices')):.3f} at new prices. At the lowest price it "
+        f"calls {clones:.2f} clones, and the optimal rule {optimal.mean_number_of(optimal.goes_on):.2f}."
     )
     return fill(text, LINE_WIDTH)
 

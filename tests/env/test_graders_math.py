@@ -560,6 +560,13 @@ def test_a_percent_of_the_number_grader_is_a_hundredth_unless_the_question_asks_
         ("Find the percentage of red caps.", True),
         ("How many % of them?", True),
         ("Write your answer in percent.", True),
+        ("How much did it rise, to the nearest tenth of a percent?", True),
+        ("Convert 3/4 into a percentage.", True),
+        ("What's the percent of red caps, in percents?", True),
+        (r"If $x\%$ of 50 is 10, what is $x$?", True),
+        ("What is ten percent of 180?", False),
+        ("How much money did the fifteen-percent fee cost?", False),
+        (r"A price of $\$20$ falls by $10\%$. What is it now?", False),
         ("A $20 book is sold at a 10% discount. How many dollars does it cost now?", False),
         ("If his salary has increased by 40 percent now, calculate Mike's salary now.", False),
         ("He raised the same percentage again. How much is it?", False),
@@ -587,6 +594,8 @@ def test_a_percentage_that_is_given_is_not_one_that_is_asked_for(prompt: str, as
 )
 def test_no_thousands_are_separated_behind_a_zero(truth: str, answer: str) -> None:
     assert not MathMatch(symbolic=False).grade(task(truth), answer).correct
+    if "," not in truth:
+        assert not NumberMatch().grade(task(truth), answer).correct
 
 
 def test_two_values_of_which_the_first_is_zero() -> None:

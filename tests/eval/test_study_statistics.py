@@ -78,9 +78,9 @@ def test_the_same_results_on_few_instances_are_no_equal_accuracy() -> None:
     few, many = share(20, 20), share(150, 150)
     assert not compare_points(point(9, few, 5), point(9, few, 5), resampler(20), COSTS).equally_accurate(0.02)
     assert compare_points(point(9, many, 5), point(9, many, 5), resampler(150), COSTS).equally_accurate(0.02)
-    # All right against all wrong: the difference is 1, and at least 1 - 3 / 20.
+    # All right against all wrong: the difference is 1. If 3 / 20 of the pairs differ by -1, it is 1 - 6 / 20.
     apart = compare_points(point(9, few, 5), point(9, share(0, 20), 5), resampler(20), COSTS)
-    assert (apart.gap.low, apart.gap.high) == (0.85, 1)
+    assert (apart.gap.low, apart.gap.high) == (pytest.approx(0.7), 1)
     assert apart.verdict is Verdict.AHEAD
 
 

@@ -452,6 +452,7 @@ def test_the_decision_alone_gets_the_difference_between_the_two_choices() -> Non
         (Fault.TOO_MANY_CLONES, Limits(), True),
         (Fault.TOO_MANY_READS, Limits(), False),
         (Fault.UNKNOWN_KEY, Limits(max_depth=0), False),
+        (Fault.NOT_ALLOWED, Limits(max_reads=0), False),
     ],
 )
 def test_a_refused_call_is_a_decision_to_delegate_and_a_refused_read_is_none(

@@ -65,6 +65,16 @@ def test_groups_that_a_filter_joined_are_one_group_in_the_log_and_when_it_is_rea
     stored = read_groups(file)
     assert [len(one.episodes) for one in stored.groups] == [4, 2]
     assert assign_stored(Grpo(), stored)[0].advantage == Grpo().assign(joined, {}).advantage
+    # A cut line takes the whole group with it, replays included.
+    replayed = replace(
+        three_agents("s0.g1.e0", 0.0), episode_id=str(Replay.of("s0.g1.e0", {ROOT.child(0): Intervention.DEFAULT}))
+    )
+    text = format_episode_lines([alone, joined], [[], [replayed]])
+    file.write_text(text[:-9], encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"was cut and is skipped, and so is its group s0\.g0"):
+        stored = read_groups(file)
+    assert [len(one.episodes) for one in stored.groups] == [2]
+    assert not stored.replayed
 
 
 def test_the_command_gives_the_scheme_s_numbers(tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def check_evaluation(config: RunConfig) -> None:
     """Check the eval sets, costs and strategies before any work, rather than after the warm start.
 
     Raises:
-        SelfcestError: an eval set cannot be played, the reward refuses its tasks, or a cost cannot be computed.
+        SelfcestError: an eval set cannot be played, the reward refuses its tasks, a cost cannot be computed, or a
+            strategy cannot play an eval set.
     """
     if not config.evaluation.eval_sets:
         return
@@ -144,14 +145,17 @@ def check_evaluation(config: RunConfig) -> None:
     protocol = language_of(config.model).rules(MINIMAL_LIMITS).protocol
     for eval_set in study.eval_sets:
         source = source_of(study, eval_set)
-        reward.check(instances_of(study, eval_set, source), f"eval set {eval_set.family} {eval_set.size}")
+        tasks = instances_of(study, eval_set, source)
+        reward.check(tasks, f"eval set {eval_set.family} {eval_set.size}")
         for label, spec in study.strategies.items():
             if eval_set not in study.eval_sets_of(label):
                 continue
             limits = study.limits_at(None, label)
             context = PlayContext(limits, study.temperature_of(label), source, protocol)
             try:
-                make_strategy(spec.name, spec.options, label).check(context)
+                strategy = make_strategy(spec.name, spec.options, label)
+                strategy.check(context)
+                strategy.check_tasks(tasks, source)
             except ConfigError as error:
                 raise ConfigError(
                     f"evaluation of {label}, eval set {eval_set.family} {eval_set.size}: {error}"

@@ -148,7 +148,7 @@ def rule_of_three(estimate: Estimate, instances: int) -> Estimate:
     """Return the estimate of a share, with an interval for a share of 0 or 1 too.
 
     If all instances are right or all are wrong, a bootstrap has nothing to vary. Then the interval is 3 / instances
-    wide, which bounds a share that 95 of 100 samples would not show (Hanley and Lippman-Hand, If nothing goes wrong, is
+    wide: a share above it would have shown in 95 of 100 samples (Hanley and Lippman-Hand, If nothing goes wrong, is
     everything all right?, 1983).
 
     Args:
@@ -164,8 +164,9 @@ def rule_of_three(estimate: Estimate, instances: int) -> Estimate:
 def with_equal_differences(estimate: Estimate, differences: Values) -> Estimate:
     """Return the estimate of a mean paired difference, with an interval also if all pairs differ by the same.
 
-    Then a bootstrap has nothing to vary, however few the instances are. As in `rule_of_three`, pairs of another kind
-    that 3 / instances of the population has would not show in 95 of 100 samples, so the interval is that wide each way.
+    Then a bootstrap has nothing to vary, however few the instances are. As in `rule_of_three`, a kind of pair with a
+    share of 3 / instances or more would have shown in 95 of 100 samples. The ends are the means if that share of pairs
+    differs by -1, or by 1.
 
     Args:
         estimate: mean difference of values from 0 to 1, with the interval of a bootstrap.
@@ -174,8 +175,9 @@ def with_equal_differences(estimate: Estimate, differences: Values) -> Estimate:
     known = differences[~np.isnan(differences)]
     if not known.size or np.ptp(known) > 0:
         return estimate
-    width = 3 / int((~np.isnan(differences)).any(axis=1).sum())
-    return Estimate(estimate.mean, max(-1.0, estimate.low - width), min(1.0, estimate.high + width))
+    share = min(1.0, 3 / int((~np.isnan(differences)).any(axis=1).sum()))
+    middle = estimate.mean
+    return Estimate(middle, middle - share * (1 + middle), middle + share * (1 - middle))
 
 
 def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:

@@ -76,7 +76,10 @@ class Decision(WrapperScheme):
 
 def _delegates(episode: EpisodeRecord) -> bool:
     facts = episode.root.turns[0].facts
+    if facts.outcome is not Outcome.REFUSED:
+        return facts.outcome is Outcome.DELEGATED
     # A refused call is a decision to delegate, and a refused read is none. Where the record does not tell which of the
     # root's two tools was refused, it counts as a call.
-    is_refused_call = facts.outcome is Outcome.REFUSED and facts.fault is not Fault.TOO_MANY_READS
-    return facts.outcome is Outcome.DELEGATED or (is_refused_call and episode.limits.delegation)
+    limits = episode.limits
+    is_missing_tool = facts.fault is Fault.NOT_ALLOWED and not limits.reading
+    return limits.delegation and facts.fault is not Fault.TOO_MANY_READS and not is_missing_tool

@@ -53,7 +53,7 @@ def read_groups(path: Path) -> StoredEpisodes:
     cut: list[str] = []
     records = list(read_episodes(path, on_cut=cut.append))
     if cut and records:
-        warnings.warn(f"{cut[0]}, and so is its group {get_group_id(records[-1].episode_id)}", stacklevel=2)
+        warnings.warn(f"{cut[0]}, and so is its group {get_train_group(records[-1])}", stacklevel=2)
     return group_episodes(records, str(path), cut=bool(cut))
 
 
@@ -71,9 +71,9 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
         RecordError: two records have one id, a replay has no episode, or there are no episodes.
     """
     by_id: dict[str, EpisodeRecord] = {}
-    omitted_group = _get_train_group(records[-1]) if cut and records else None
+    omitted_group = get_train_group(records[-1]) if cut and records else None
     for record in records:
-        if _get_train_group(record) == omitted_group:
+        if get_train_group(record) == omitted_group:
             continue
         if record.episode_id in by_id:
             raise RecordError(
@@ -85,7 +85,7 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
     for record_id, record in by_id.items():
         episode_id = replayed_episode(record_id)
         if episode_id is None:
-            episodes_by_group.setdefault((_get_train_group(record), record.task.task_id), []).append(record)
+            episodes_by_group.setdefault((get_train_group(record), record.task.task_id), []).append(record)
         elif episode_id in by_id:
             replayed[record_id] = record
         else:
@@ -98,7 +98,8 @@ def group_episodes(records: Sequence[EpisodeRecord], source: str, *, cut: bool =
     return StoredEpisodes(source, groups, replayed)
 
 
-def _get_train_group(record: EpisodeRecord) -> str:
+def get_train_group(record: EpisodeRecord) -> str:
+    """Get the id of the group that an episode or replay was trained in."""
     return record.train_group or get_group_id(record.episode_id)
 
 

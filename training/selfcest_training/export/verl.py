@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from selfcest_env.errors import ConfigError, RecordError
-from selfcest_training.credit.offline import get_group_id
+from selfcest_training.credit.offline import get_train_group
 from selfcest_training.export.stored import CreditedSamples, list_temperatures
 from selfcest_training.files import atomic_write
 
@@ -87,7 +87,7 @@ def build_batch(data: CreditedSamples, pad_id: int = 0) -> VerlBatch:
     return VerlBatch(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         {
-            "uid": [get_group_id(sample.episode_id) for sample in samples],
+            "uid": [get_train_group(data.records[sample.episode_id]) for sample in samples],
             "episode_id": [sample.episode_id for sample in samples],
             "agent_id": [str(sample.agent_id) for sample in samples],
             "data_source": [data.records[sample.episode_id].task.source for sample in samples],

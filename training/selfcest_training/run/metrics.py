@@ -59,6 +59,7 @@ def format_episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequ
         episodes = group.episodes
         group_id, *others = dict.fromkeys(get_group_id(episode.episode_id) for episode in episodes)
         if others:
+            records = [replace(record, train_group=group_id) for record in records]
             episodes = tuple(replace(episode, train_group=group_id) for episode in episodes)
         lines += map(write_episode, [*records, *episodes])
     return "".join(lines)
