@@ -202,6 +202,7 @@ STALLED, PATIENCE_S = Reply({}, delay=1.5), 1.0
 FILTERED = tokens(5, finish="content_filter")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bad",
     [

@@ -228,6 +228,7 @@ def test_a_question_in_no_language_of_the_policy_is_named(question: str, known: 
     assert describe_unknown_question(task, chat, rules) == [], "a chat model reads any question"
 
 
+@pytest.mark.slow
 def test_a_language_that_only_another_variant_has_learned_is_named() -> None:
     lines = []
     for name in ("deciding", "delegating"):

@@ -395,6 +395,7 @@ def browser(run: RunConfig, reports: list[int]) -> Iterator[Browser]:
         yield Browser(address)
 
 
+@pytest.mark.slow
 def test_a_report_is_made_again_when_files_have_changed(run: RunConfig, browser: Browser, reports: list[int]) -> None:
     assert browser.report() == browser.report() == "1"
     (job_folder(run) / "metrics.jsonl").write_text(rows(step(0), step(1)), encoding="utf-8")
@@ -445,6 +446,7 @@ def test_progress_is_there_while_the_report_is_made_and_figures_are_drawn_once(
 
 
 # A report takes 10 seconds.
+@pytest.mark.slow
 @pytest.mark.parametrize(("min_pause", "factor", "pause"), [(60.0, 5, 60.0), (20.0, 5, 50.0), (20.0, 7, 70.0)])
 def test_between_reports_passes_the_least_pause_and_a_multiple_of_their_time(
     run: RunConfig, browser: Browser, monkeypatch: pytest.MonkeyPatch, min_pause: float, factor: int, pause: float

@@ -83,6 +83,7 @@ def lives(tmp_path: Path, count: int, by: signal.Signals) -> dict[str, object]:
     return {"lives": str(tmp_path / "lives"), "signal": int(by)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_after_a_death_a_fresh_worker_is_asked_once_more(worker: Worker, tmp_path: Path, by: signal.Signals) -> None:
     assert worker.ask(lives(tmp_path, 1, by), 20) == WorkerResult("alive")
@@ -273,6 +274,7 @@ def test_a_worker_ends_within_a_second_of_its_parent(tmp_path: Path, doing: str,
     parent.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_hostile_answer_costs_its_time_limit_and_no_more() -> None:
     pytest.importorskip("math_verify")
     grader, task = MathMatch(timeout_s=1.0), Task("t", "", r"\sqrt2", "math")
@@ -284,6 +286,7 @@ def test_a_hostile_answer_costs_its_time_limit_and_no_more() -> None:
     assert grader.grade(task, r"\frac{2}{\sqrt2}").correct
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_for_all_parts_of_an_answer() -> None:
     pytest.importorskip("math_verify")
     grader, task = MathMatch(timeout_s=1.0), Task("t", "", ",".join(rf"\sqrt{n}" for n in "235678"), "math")

@@ -955,6 +955,7 @@ def trained(tmp_path: Path, seed: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_trained_policy_per_seed(tmp_path: Path) -> None:
     folders = [trained(tmp_path, seed) for seed in (0, 1)]
     pattern = str(folders[0]).replace("/seed0/", "/seed{seed}/")
@@ -1099,6 +1100,7 @@ def test_a_result_of_another_kind_is_an_error(tmp_path: Path) -> None:
         list[Result](read_results(file))
 
 
+@pytest.mark.slow
 def test_a_served_policy_plays_by_text(tmp_path: Path, serve: Serve) -> None:
     server = serve(lambda path, body, n: chat("Answer: 7"))
     options = {"server": {"base_url": server.url, "model": "m", "extra": {"top_k": 1}}, "weights": "today"}

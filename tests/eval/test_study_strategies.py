@@ -166,6 +166,7 @@ def test_what_a_strategy_asks_of_a_player_can_be_sent(name: str) -> None:
 # Accuracies that are known
 
 
+@pytest.mark.slow
 def test_majority_of_three_and_best_of_three_score_as_the_binomial_says() -> None:
     # right with .6: two or three of three .648, at least one .936
     asked = guesses(600)

@@ -174,6 +174,7 @@ def test_it_is_said_where_a_verdict_is_printed(tmp_path: Path) -> None:
     assert any("has the instance" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_resuming_tries_again_what_was_unplayable_and_nothing_else(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path)
     losing(tasks[:2], delegating)

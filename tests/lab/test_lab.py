@@ -235,6 +235,7 @@ def test_gating_without_failures_is_grpo_and_with_them_is_another_bias() -> None
     assert abs(bias(Gated(), "gated") - bias(Grpo(), "gated")) > 0.01
 
 
+@pytest.mark.slow
 def test_shapley_is_biased_where_clones_work_together_and_not_where_one_works_alone() -> None:
     assert bias(Shapley(), "pair") > 0.1
     assert bias(Shapley(), "dummy") < 1e-12
@@ -304,6 +305,7 @@ def test_the_others_replays_are_enumerated_together_where_they_matter() -> None:
     assert expected_gradient(Entangled(), game, group_size=2, max_outcomes=500) is None
 
 
+@pytest.mark.slow
 def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
     """One draw may ask for no replay at all, and would make a wrong counterfactual look right."""
     game = solved("pair")

@@ -556,6 +556,7 @@ def test_mopps_spends_few_rollouts_on_what_is_decided_and_tries_what_it_does_not
     assert shares(proposed(high, sources, 96), "family")["solved"] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rates", "num_tasks", "share"),
     [

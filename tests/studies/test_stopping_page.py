@@ -168,6 +168,7 @@ def play(count: int, price: int = 40) -> list[EpisodeRecord]:
     return [reward.score(record) for record in rollout(requests, policy, rules)]
 
 
+@pytest.mark.slow
 def test_regret_of_episodes_is_that_of_their_rule() -> None:
     """A root that stops at random calls 1, 2, ... clones with probability 1/2, 1/4, ..., whatever they bring."""
     search = make_search(40)

@@ -375,6 +375,7 @@ def test_a_class_that_is_no_scheme_of_this_version_is_refused_with_what_to_write
         make_assigner(f"test_internals:{name}", {}, where="options")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [Critic(), Gae(), Gae(lam=1.0), Looks()], ids=lambda s: type(s).__name__)
 def test_conformance(scheme: CreditAssigner) -> None:
     check_assigner(scheme)

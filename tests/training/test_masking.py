@@ -177,6 +177,7 @@ def test_watch_masks_progress_and_owner(
     assert harmless(printed.out + printed.err)
 
 
+@pytest.mark.slow
 def test_watch_masks_in_a_terminal(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, HOSTILE["hyperlink"] + HOSTILE["override"])
     reader, writer = pty.openpty()
