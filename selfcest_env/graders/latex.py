@@ -48,10 +48,10 @@ _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)")
 _SEPARATOR = re.compile(r",|;|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*\\?%\s*$")
 # A percentage without a number before it, which is asked for. One with a number is given: "a 10% discount".
-_PERCENT_SIGN = re.compile(r"\s*-?\s*(?:\\?%|per\s?cent)", re.IGNORECASE)
+_PERCENT_SIGN = re.compile(r"\\?%|\bper\s?cent", re.IGNORECASE)
 _GIVEN_BEFORE = re.compile(
     r"(?:[0-9]|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|half|quarter|third|same"
-    r"|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty))[$}\s,]*$",
+    r"|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty))[$}\s,-]*$",
     re.IGNORECASE,
 )
 _PER_CENT = re.compile(r"(?<=[0-9)}])\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*per ?cent\s*\}|per ?cent\b)")

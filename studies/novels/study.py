@@ -75,6 +75,7 @@ RIVALS = {
 }
 LEAST_CALLS = 0.9  # calls of a root for one story, below which a search is not judged
 RESAMPLES = 2000
+SIGN_TEST = 6  # as many stories that differ, all one way, are the fewest with p < .05: 2 / 2^6 = .03
 COSTS = ("total_tokens", "critical_path_tokens", "flops", "ideal_memory")
 
 
@@ -296,7 +297,11 @@ def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> s
     parts += [PREDICTED, _make_prediction_table(cells, timed)]
     if cells:
         parts += [
-            ACCURACY.format(stories=", ".join(map(str, STORIES.values()))),
+            ACCURACY.format(
+                stories=", ".join(map(str, STORIES.values())),
+                seen_4k=SIGN_TEST / STORIES["4k"],
+                seen_16k=SIGN_TEST / STORIES["16k"],
+            ),
             _make_accuracy_table(cells),
             COST,
             _make_cost_table(cells),
@@ -515,9 +520,9 @@ Each is of every seed."""
 
 ACCURACY = """## Accuracy
 
-Right answers for each seed, on {stories} stories by size. Of one seed, differences under .13 at 4,000 tokens and .4 at
-16,000 cannot be seen. Reports, of clones and of memories after each part: the share that is exactly the expert's,
-and their mean F1, by size.
+Right answers for each seed, on {stories} stories by size. Of one seed, differences under
+{seen_4k:.2f} at 4,000 tokens and {seen_16k:.2f} at 16,000 cannot be seen. Reports, of clones and of memories after
+each part: the share that is exactly the expert's, and their mean F1, by size.
 
 ![Accuracy by length](novels.png)"""
 

@@ -682,6 +682,9 @@ def test_the_grader_of_each_source() -> None:
     assert not grader.grade(task("7", source="unknown"), "$7").correct
     assert BySource(other="exact_integer").grade(task("7", source="unknown"), "+7").correct
     assert isinstance(grader._grader_of("mine"), ExactInteger)
+    # The official stories, generated ones, and a reading of either by turns are one task.
+    for source in ("babi", "room_stories", "memory_steps"):
+        assert grader.grade(task("bedroom", source=source, qa_rule="squad"), "Bedroom.").correct
 
 
 def test_a_wrong_grader_of_a_source_is_a_config_error() -> None:

@@ -322,8 +322,8 @@ def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
 @pytest.mark.parametrize(
     "assigner",
     [
-        pytest.param(Coma(max_share=0.5), marks=pytest.mark.slow),
-        pytest.param(Difference(max_share=0.3), marks=pytest.mark.slow),
+        Coma(max_share=0.5),
+        Difference(max_share=0.3),
         Shapley(orders=1),
     ],
     ids=label,
@@ -392,7 +392,7 @@ def test_a_wrong_counterfactual_is_caught(assigner: CreditAssigner) -> None:
     [
         (OthersByValue(), "quartet", "clone at depth 1, turn 0"),
         (GoodOthers(), "quartet", "clone at depth 1, turn 0"),
-        pytest.param(OneReplayed(), "series", "clone at depth 1, turn 0", marks=pytest.mark.slow),
+        (OneReplayed(), "series", "clone at depth 1, turn 0"),
         (FlippedBelow(), "deep", "clone at depth 3, turn 0"),
         (OwnRewardsAlone(), "pair", "clone at depth 1, turn 0"),
     ],
@@ -421,8 +421,8 @@ def test_what_groups_of_two_and_shallow_games_do_not_show_is_caught(
     [
         MeanWithinClass(),
         MeanWithinTries(),
-        pytest.param(MeanWithinSize(), marks=pytest.mark.slow),
-        pytest.param(MeanWithinDepth(), marks=pytest.mark.slow),
+        MeanWithinSize(),
+        MeanWithinDepth(),
     ],
     ids=label,
 )

@@ -119,7 +119,7 @@ def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [4000, pytest.param(8000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", [4000, 8000])
 def test_a_run_is_stored_whole_and_again_the_same(
     credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:

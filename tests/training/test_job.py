@@ -328,7 +328,7 @@ def test_replays_are_played_priced_and_stored(warm: Job, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("minibatches", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("minibatches", [1, 2])
 def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Path, minibatches: int) -> None:
     change = {"variants__delegating__rl__minibatches": minibatches}
     whole = play_from(warm, counterfactual(tmp_path / "whole", **change))

@@ -224,7 +224,7 @@ def test_a_killed_run_with_lora_resumes_to_the_same_end(tmp_path: Path, stage: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lora", [LORA, None])
 def test_with_lora_the_kl_to_the_warm_start_needs_no_second_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: dict[str, int] | None
 ) -> None:
@@ -402,7 +402,7 @@ def test_what_goes_wrong_in_a_rollout_ahead_stops_the_run(tmp_path: Path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "forward",
-    [pytest.param({"logit_chunk": 0}, marks=pytest.mark.slow), {"logit_chunk": 7, "gradient_checkpointing": True}],
+    [{"logit_chunk": 0}, {"logit_chunk": 7, "gradient_checkpointing": True}],
 )
 def test_chunks_and_checkpointed_layers_train_the_same_weights(
     warm: Job, shared: Job, source: Path, tmp_path: Path, forward: dict[str, Any]

@@ -470,7 +470,7 @@ def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("ahead", [False, True])
 def test_the_bits_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path, ahead: bool) -> None:
     lag = {"variants__delegating__rl__max_staleness": 1, "sampler": {"name": "transformers", "options": COPY}}
     often, seldom = (
