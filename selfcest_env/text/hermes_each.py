@@ -114,11 +114,12 @@ def _is_next(previous: str, key: str) -> bool:
 
 
 def _expand(value: object) -> list[str]:
-    """Return all keys from the first to the last one of a list of two."""
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(key, str) for key in value):
-        raise TypeError("expected a list of two keys")
+    """Return all keys from the first to the last one of a list of one key or two."""
+    if not isinstance(value, list) or len(value) not in (1, 2) or not all(isinstance(key, str) for key in value):
+        raise TypeError("expected a list of one key or two")
+    # A trained root that sees a single key writes it once. It can only mean the range of this key.
     first = _NUMBERED.fullmatch(value[0])
-    last = _NUMBERED.fullmatch(value[1])
+    last = _NUMBERED.fullmatch(value[-1])
     if first is None or last is None or first[1] != last[1]:
         raise ValueError("expected two numbered keys that differ in their numbers only")
     first[1].encode()  # raises for half a surrogate pair
