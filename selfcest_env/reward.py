@@ -17,7 +17,7 @@ from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import Registry, implements
 from selfcest_env.process import ProcessTerm, sum_turns
 from selfcest_env.record import ByTurn, EpisodeRecord, Turn, cost_measures
-from selfcest_env.structure import Checked, Count, NotEmpty, Positive
+from selfcest_env.structure import Checked, Count, NotEmpty, Number, Positive
 from selfcest_env.types import Outcome, Role, Task, TurnFacts
 
 T = TypeVar("T")
@@ -54,28 +54,28 @@ class TurnTerm(RewardTerm, Protocol):
 
 
 @dataclass(frozen=True)
-class Correct:
+class Correct(Checked):
     """`weight` for a right answer.
 
     Attributes:
         weight: value of a right answer.
     """
 
-    weight: float = 1.0
+    weight: Number = 1.0
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return self.weight * grade.correct
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Checked):
     """`weight` times the grader's score: partial credit.
 
     Attributes:
         weight: factor of the score.
     """
 
-    weight: float = 1.0
+    weight: Number = 1.0
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return self.weight * grade.score
@@ -95,7 +95,7 @@ class TokenCost(Checked):
         only_when_correct: whether wrong episodes pay nothing, so that giving up early is not cheaper than trying.
     """
 
-    price: float = 0.02
+    price: Number = 0.02
     scale: Positive = 200.0
     tokens: str = "total"
     only_when_correct: bool = False
@@ -123,7 +123,7 @@ class TokenCost(Checked):
 
 
 @dataclass(frozen=True)
-class CloneCost:
+class CloneCost(Checked):
     """Minus `price` for every clone.
 
     Attributes:
@@ -135,7 +135,7 @@ class CloneCost:
         RewardError: a task has no number under `price_key`, and there is no default.
     """
 
-    price: float = 0.01
+    price: Number = 0.01
     price_key: str = ""
     default_factor: float | None = None
 
@@ -160,14 +160,14 @@ class CloneCost:
 
 
 @dataclass(frozen=True)
-class MalformedCost:
+class MalformedCost(Checked):
     """Minus `price` for every malformed turn of any agent.
 
     Attributes:
         price: price of a malformed turn.
     """
 
-    price: float = 0.02
+    price: Number = 0.02
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return -self.price * sum(turn.facts.outcome is Outcome.MALFORMED for _, turn in record.turns())
@@ -193,7 +193,7 @@ _TOKENS_OF_TURN: dict[str, Callable[[TurnFacts], int]] = {
 
 
 @dataclass(frozen=True)
-class PaperTokenPenalty:
+class PaperTokenPenalty(Checked):
     """The released penalty: -weight * (1 - exp(-(t - free) / scale)) for t > free generated tokens.
 
     t is the root's count, or that of the clone which generated most (0 without a clone).
@@ -206,7 +206,7 @@ class PaperTokenPenalty:
     """
 
     role: Role
-    weight: float
+    weight: Number
     scale: float
     free: int = 512
 
@@ -225,7 +225,7 @@ class PaperCallPenalty(Checked):
         marker: text that is counted as a call.
     """
 
-    price: float = 0.1
+    price: Number = 0.1
     free: float = 0.2
     marker: Annotated[str, NotEmpty()] = "<tool_call>"
 
@@ -268,7 +268,7 @@ class Parallel(Checked):
         full: number of clones of a call that is fully parallel.
     """
 
-    weight: float = 1.0
+    weight: Number = 1.0
     full: Count = 2
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
@@ -277,7 +277,7 @@ class Parallel(Checked):
 
 
 @dataclass(frozen=True)
-class Finish:
+class Finish(Checked):
     """`weight` times the share of clones whose answer reached their parent, 0 without a clone.
 
     Source: r_finish of PARL (see `Parallel`), which gives no reward for clones that do nothing. Clones at every depth
@@ -288,7 +288,7 @@ class Finish:
         weight: value when all clones answered.
     """
 
-    weight: float = 1.0
+    weight: Number = 1.0
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         clones = [agent for agent in record.agents if agent.role is Role.CLONE and not agent.absent]

@@ -158,6 +158,7 @@ class OrOne:
 
 Count = Annotated[int, AtLeast(1)]
 Size = Annotated[int, AtLeast(0)]
+Number = Annotated[float, Finite()]
 Positive = Annotated[float, Above(0), Finite()]
 NotNegative = Annotated[float, AtLeast(0), Finite()]
 Seed = Annotated[int, AtLeast(0), Below(2**63)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from selfcest_agents.openai_client import EXCERPT_CHARS, Client, ServerConfig, get_choice, get_message_text
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.process import ProcessStep, ProcessTerm
-from selfcest_env.structure import Checked, Count, Finite, NotEmpty
+from selfcest_env.structure import Checked, Count, NotEmpty, Number
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import Role
 
@@ -51,7 +51,7 @@ class ServerJudge(ProcessTerm, Checked):
     """
 
     server: ServerConfig
-    weight: Annotated[float, Finite()] = 0.1
+    weight: Number = 0.1
     role: Role | None = Role.CLONE
     rubric: Annotated[str, NotEmpty()] = RUBRIC
     tries: Count = 3

@@ -222,7 +222,7 @@ def test_bad_presets_and_changes() -> None:
         make_reward("default", token_csot={"price": 1})
     with pytest.raises(ConfigError, match=r"reward\.token_cost\.prize is unknown. Did you mean 'price'"):
         make_reward("default", token_cost={"prize": 1})
-    with pytest.raises(ConfigError, match=r"reward\.token_cost\.price is 'low'; expected a number"):
+    with pytest.raises(ConfigError, match=r"reward\.token_cost\.price is 'low'; expected a finite number"):
         make_reward("default", token_cost={"price": "low"})
     with pytest.raises(ConfigError, match=r"scale is 0; expected"):
         make_reward("default", token_cost={"scale": 0})

@@ -202,7 +202,7 @@ def test_a_controller_that_cannot_be_right_is_refused(options: dict[str, Any], w
 
 def test_what_is_measured_must_be_there() -> None:
     schedule = Lagrangian("token_cost", "total_token", at_most=1)
-    with pytest.raises(ConfigError, match="'lagrangian' measures 'total_token'.*Did you mean 'total_tokens'"):
+    with pytest.raises(ConfigError, match="measures 'total_token'.*Did you mean 'total_tokens'"):
         schedule.observe(0, [group(alone("a", 1.0))])
 
 
@@ -324,7 +324,7 @@ def test_an_alignment_that_cannot_be_right_is_refused(options: dict[str, Any], w
 
 
 def test_a_heuristic_that_the_reward_lacks_is_named() -> None:
-    with pytest.raises(ConfigError, match="'aligned' measures 'hnt'.*Did you mean 'hint'"):
+    with pytest.raises(ConfigError, match="measures 'hnt'.*Did you mean 'hint'"):
         Aligned({"hnt": 1.0}).observe(0, [group(blended("a", 1, hint=1))])
 
 
@@ -573,7 +573,7 @@ def test_hapo_s_average_is_over_tokens() -> None:
     assert credit.advantage[key("a", CLONES[0])] == pytest.approx(0.5)
     assert credit.advantage[key("b")] == pytest.approx(-2.0)
     assert Hapo(epsilon=0.0, limit=1.5).assign(whole, {}) == Grpo().assign(whole, {}), "too large: falls back"
-    with pytest.raises(ConfigError, match="group_size is 1"):
+    with pytest.raises(ConfigError, match="group of a has 1 episode"):
         Hapo().assign(group(alone("a", 1.0)), {})
 
 

@@ -11,7 +11,7 @@ from records import agent, group, three_agents, turn
 
 from selfcest_env.errors import ConfigError, CreditError
 from selfcest_env.types import ROOT, Outcome, Status, TurnKey
-from selfcest_training.credit import Credit, Gated, Grpo, check_credit
+from selfcest_training.credit import Credit, Gated, Grpo, Rloo, check_credit
 from selfcest_training.credit.gated import has_failed
 
 
@@ -55,8 +55,11 @@ def test_without_scale_it_is_a_multiple_of_leave_one_out() -> None:
 
 
 def test_equal_returns_give_zero_and_not_nan() -> None:
-    credit = Grpo(std_floor=0.0).assign(group(three_agents("a", 1.0), three_agents("b", 1.0)), {})
-    assert set(credit.advantage.values()) == {0.0}
+    """The mean of eight times 0.7 is not 0.7, and the deviation was as small: the advantage was -0.94."""
+    for value, size in ((1.0, 2), (0.7, 8), (0.1, 3)):
+        whole = group(*(three_agents(str(i), value) for i in range(size)))
+        for scheme in (Grpo(std_floor=0.0), Grpo(scale=False), Rloo()):
+            assert set(scheme.assign(whole, {}).advantage.values()) == {0.0}
 
 
 def test_a_group_of_one_is_a_config_error() -> None:

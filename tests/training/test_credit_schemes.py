@@ -207,6 +207,15 @@ def test_gated_paper_clones_get_the_root_s_advantage_and_malformed_ones_zero() -
     assert not credit.excluded, "their gated clones stay in the batch"
 
 
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_gated_paper_s_clones_equal_their_root_at_any_weight(weight: float) -> None:
+    whole = [
+        replace(three_agents(name, value), weights={"correct": weight}) for name, value in (("a", 1.0), ("b", 0.0))
+    ]
+    advantage = paper(*whole).advantage
+    assert advantage[key("a", ROOT.child(0))] == pytest.approx(advantage[key("a", ROOT)])
+
+
 def test_gated_paper_of_mathematics_pays_clones_two_fifths() -> None:
     credit = paper(
         scored("a", score=1.0, clone_tokens=193, clone=Status.OUT_OF_TURNS), scored("b", score=-0.5), domain="math"

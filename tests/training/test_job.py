@@ -20,7 +20,7 @@ from selfcest_training.config_file import parse_config
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import list_checkpoints, read_state
 from selfcest_training.run.experiment import run
-from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.job import Job, JobId, make_parts
 from selfcest_training.run.metrics import compute_probe_metrics
 
 
@@ -275,6 +275,45 @@ def test_a_pool_that_leaves_out_a_family_is_refused(tmp_path: Path) -> None:
         check(pool_tokens=100)
     check(pool_tokens=100, tasks_at_once=1)
     check(pool_tokens=4000)
+
+
+def test_a_phase_that_one_pool_could_use_up_is_refused(tmp_path: Path) -> None:
+    """Six phases of 3,000 tokens with pools of 16,384 trained on the first and the last."""
+    phase = {"mix": {"choice": {"share": 1, "styles": {"delegate": 1}}}}
+    phases = [{**phase, "tokens": 9000}, {**phase, "tokens": 3000}]
+    spec = config(tmp_path, variants__delegating__warmstart__phases=phases)
+    with pytest.raises(ConfigError, match=r"phases\[1\].tokens is 3000, below .*pool_tokens, which is 4000"):
+        Job(spec, JobId("delegating", 0), lambda *_: None).check_demonstrations()
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "options", "words"),
+    [
+        ("task_sampler", "dots", {"term": "corect"}, "term is 'corect'.* Did you mean 'correct'"),
+        (
+            "task_sampler",
+            "curriculum",
+            {"start": 60, "end": 80, "steps": 1, "sampler": {"name": "mopps", "options": {"term": "x"}}},
+            "term is 'x'",
+        ),
+        ("group_filter", "reinforce_ada", {"term": "corect"}, "term is 'corect'"),
+        ("credit", "adora", {"term": "corect"}, "term is 'corect'"),
+        ("credit", "sharp", {"term": "misformed"}, "term is 'misformed'.* Did you mean 'malformed'"),
+        (
+            "reward_schedule",
+            "lagrangian",
+            {"term": "correct", "measure": "total_token", "at_most": 300},
+            "'total_token'",
+        ),
+        ("reward_schedule", "hypervolume", {"terms": {"correct": 1}, "reference": {"corect": 0}}, "'corect'"),
+    ],
+)
+def test_a_stage_that_reads_a_term_that_is_not_there_is_refused_before_any_work(
+    tmp_path: Path, key: str, name: str, options: dict[str, Any], words: str
+) -> None:
+    spec = config(tmp_path, **{f"variants__delegating__rl__{key}": {"name": name, "options": options}})
+    with pytest.raises(ConfigError, match=rf"variants\.delegating\.rl\.{key}: .*{words}"):
+        make_parts(spec, "delegating")
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,14 @@ def test_replays_come_from_the_file_or_are_missed_in_plain_words(tmp_path: Path)
         assign_stored(Coma(), read_groups(write(tmp_path / "cut.jsonl", *replayed[:3], *episodes)))
 
 
+@pytest.mark.parametrize("name", ["rae", "frozen_clones"])
+def test_a_scheme_that_learns_over_steps_is_refused(name: str, tmp_path: Path) -> None:
+    """Each step had the credit of the first one."""
+    stored = read_groups(write(tmp_path / "e.jsonl", three_agents("g.a", 1.0), three_agents("g.b", 0.0)))
+    with pytest.raises(CreditError, match=f"'{name}' learns over the steps of a run .*e.jsonl does not hold"):
+        assign_stored(make_assigner(name, {}, where=""), stored)
+
+
 @pytest.mark.slow
 def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     during: list[str] = []

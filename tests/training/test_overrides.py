@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.reward import make_reward
 from selfcest_eval.play.config import load_study
 from selfcest_training.config_file import load_config, read_config
 
@@ -74,3 +75,33 @@ def test_a_plug_in_with_another_name_has_no_options_of_the_old_one(tmp_path: Pat
     assert read_config(file, ["one={name: b}", "one.name=c"])["one"] == {"name": "c"}
     nested = read_config(file, ["one.options.inner.name=z", "one.name=b"])
     assert nested["one"] == {"name": "b", "options": {"inner": {"name": "z"}}}
+
+
+@pytest.mark.parametrize("path", ["three_arms.yaml", "quick.yaml"])
+def test_null_removes_a_term_of_the_preset_with_and_without_options(path: str, tmp_path: Path) -> None:
+    """Where the config extended had options for the term, `null` removed these, and the preset's price returned."""
+    child = tmp_path / "free.yaml"
+    child.write_text(f"extends: {CONFIGS / path}\nreward: {{options: {{token_cost: null}}}}\n", encoding="utf-8")
+    for config in (load_config(child), load_config(CONFIGS / path, ["reward.options.token_cost=null"])):
+        reward = make_reward(config.reward.name, **config.reward.options)
+        assert "token_cost" not in reward.terms
+        assert "correct" in reward.terms
+
+
+def test_null_removes_a_term_that_an_extended_file_has_added(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(f"extends: {QUICK}\nreward: {{options: {{clone_cost: {{price: 1}}}}}}\n", encoding="utf-8")
+    options = load_config(base, ["reward.options.clone_cost=null"]).reward.options
+    assert "clone_cost" not in options
+    assert "clone_cost" not in make_reward("default", **options).terms
+
+
+def test_another_name_deletes_options_and_keeps_what_stands_beside_them(tmp_path: Path) -> None:
+    """A loss that named its default lost the KL term of the file that it extends."""
+    base = tmp_path / "base.yaml"
+    base.write_text("loss: {terms: {kl: {weight: 0.05}}, options: {clip_low: 0.1}}\n", encoding="utf-8")
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: base.yaml\nloss: {name: cispo, options: {clip_high: 0.3}}\n", encoding="utf-8")
+    kept = {"terms": {"kl": {"weight": 0.05}}}
+    assert read_config(file)["loss"] == {"name": "cispo", "options": {"clip_high": 0.3}, **kept}
+    assert read_config(base, ["loss.name=cispo"])["loss"] == {"name": "cispo", **kept}

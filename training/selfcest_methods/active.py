@@ -25,6 +25,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Positive
 from selfcest_methods.buckets import WeightedSums, WorthSampler, WorthSamplerOptions
 from selfcest_training.credit import succeeded
+from selfcest_training.credit.base import ReadsTerm
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ConsistencySums(WeightedSums):
 
 
 @dataclass(frozen=True)
-class ActiveOptions(WorthSamplerOptions):
+class ActiveOptions(ReadsTerm, WorthSamplerOptions):
     """Options in addition to those of `WorthSampler`.
 
     Attributes:

@@ -31,7 +31,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Checked, Count, Positive
 from selfcest_env.types import Limits, Outcome
 from selfcest_training.credit import checks, succeeded
-from selfcest_training.credit.base import Credit, Promise, ReplayRecords, get_term
+from selfcest_training.credit.base import Credit, Promise, ReadsTerm, ReplayRecords, get_term
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 from selfcest_training.stages.base import FilterResult, PlannedGroup
 
@@ -77,7 +77,7 @@ class ForcedAlone(Checked):
 
 
 @dataclass(frozen=True)
-class AdaptiveRewardOptions(WrapperOptions):
+class AdaptiveRewardOptions(ReadsTerm, WrapperOptions):
     """Options in addition to `scheme`.
 
     Attributes:

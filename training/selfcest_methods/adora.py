@@ -21,12 +21,12 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
 from selfcest_env.structure import NotNegative, OneOf, Share, check_unused
 from selfcest_env.types import FinishReason
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, Promise, ReplayRecords, succeeded
+from selfcest_training.credit.base import Advantage, Credit, Promise, ReadsTerm, ReplayRecords, succeeded
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme
 
 
 @dataclass(frozen=True)
-class AdoraOptions(WrapperOptions):
+class AdoraOptions(ReadsTerm, WrapperOptions):
     """Options in addition to `scheme`.
 
     Attributes:

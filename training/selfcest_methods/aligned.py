@@ -123,7 +123,7 @@ class Aligned(Stateful[AlignmentState]):
 
 def _measure_by_group(term: str, groups: Sequence[EpisodeGroup]) -> list[Floats]:
     """Return the unweighted values of a term, an array [episodes] for each group."""
-    return [np.array(measure_episodes(term, [group], "aligned")) for group in groups]
+    return [np.array(measure_episodes(term, [group])) for group in groups]
 
 
 def _center(values_by_group: Sequence[Floats], is_informative: Sequence[bool]) -> Floats:

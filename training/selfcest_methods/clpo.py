@@ -27,6 +27,7 @@ from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Share, check_order
 from selfcest_env.types import Task
 from selfcest_methods.buckets import SuccessSums, draw_from_menu
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.families import Bucket, draw_task
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
@@ -72,7 +73,7 @@ class TwinQueue:
 
 
 @dataclass(frozen=True)
-class ClpoOptions(Checked):
+class ClpoOptions(ReadsTerm, Checked):
     """Options of `Clpo`.
 
     Attributes:

@@ -25,6 +25,7 @@ from selfcest_env.structure import Count, OneOf, Share
 from selfcest_methods.buckets import SuccessSums
 from selfcest_methods.limit_changing import InnerSamplerState, LimitChangingOptions, LimitChangingSampler
 from selfcest_training.config import override_limits
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 _LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_clones", "max_reads")
@@ -49,7 +50,7 @@ class _Progress(PlainState):
 
 
 @dataclass(frozen=True)
-class CurriculumOptions(LimitChangingOptions):
+class CurriculumOptions(ReadsTerm, LimitChangingOptions):
     """Options in addition to those of `LimitChangingSampler`.
 
     Attributes:

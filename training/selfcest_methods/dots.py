@@ -23,12 +23,13 @@ import numpy as np
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Positive, Share
 from selfcest_methods.buckets import BucketSampler, BucketSamplerOptions, SuccessSums, draw_by_weight
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
 @dataclass(frozen=True)
-class DotsOptions(BucketSamplerOptions):
+class DotsOptions(ReadsTerm, BucketSamplerOptions):
     """Options in addition to those of `BucketSampler`.
 
     Attributes:

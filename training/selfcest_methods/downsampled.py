@@ -18,13 +18,13 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import root_episode
 from selfcest_env.structure import Count
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, Promise, ReplayRecords, succeeded
+from selfcest_training.credit.base import Credit, Promise, ReadsTerm, ReplayRecords, succeeded
 from selfcest_training.credit.chance import draw_index
 from selfcest_training.credit.wrapping import WrapperOptions, WrapperScheme, select_turns
 
 
 @dataclass(frozen=True)
-class DownsampledOptions(WrapperOptions):
+class DownsampledOptions(ReadsTerm, WrapperOptions):
     """Options in addition to `scheme`.
 
     Attributes:

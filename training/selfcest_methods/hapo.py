@@ -34,6 +34,7 @@ from selfcest_training.credit.base import (
     Internals,
     Promise,
     ReplayRecords,
+    are_equal,
     broadcast,
     group_advantages,
 )
@@ -71,11 +72,11 @@ class Hapo(CreditAssigner, Checked):
     def assign(self, group: EpisodeGroup, replayed: ReplayRecords) -> Credit:
         """Return the credit without entropies, which has only the token-level average."""
         fallback = group_advantages(group, scale=True, std_floor=self.std_floor, epsilon=self.epsilon)
-        returns = np.array([episode.team_return for episode in group.episodes])
+        returns = [episode.team_return for episode in group.episodes]
         num_tokens = [_count_tokens(episode) for episode in group.episodes]
-        if not any(num_tokens):
+        if are_equal(returns) or not any(num_tokens):
             return Credit(broadcast(group, fallback))
-        centred = returns - np.average(returns, weights=num_tokens)
+        centred = np.array(returns) - np.average(returns, weights=num_tokens)
         std = float(np.sqrt(np.average(centred**2, weights=num_tokens)))
         divisor = max(std, self.std_floor) + self.epsilon
         advantages = centred / divisor if divisor else 0 * centred

@@ -24,9 +24,10 @@ import numpy as np
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup, cost_measures
+from selfcest_env.reward import Reward
 from selfcest_env.stored import stored_as
-from selfcest_env.structure import Checked, Finite, NotEmpty, Positive
-from selfcest_methods.measures import measure_episodes
+from selfcest_env.structure import Checked, NotEmpty, Number, Positive
+from selfcest_methods.measures import check_measure, measure_episodes
 from selfcest_training.stages.schedules import Weights
 
 Point = tuple[float, ...]
@@ -63,7 +64,7 @@ class HypervolumeOptions(Checked):
     """
 
     terms: Annotated[Weights, NotEmpty()]
-    reference: Annotated[Mapping[str, Annotated[float, Finite()]], NotEmpty()]
+    reference: Annotated[Mapping[str, Number], NotEmpty()]
     scale: Positive = 1.0
 
     def __post_init__(self) -> None:
@@ -73,6 +74,10 @@ class HypervolumeOptions(Checked):
                 raise ConfigError(
                     f"reference.{name} is {value:g}; expected a number > 0, the most that the cost may be"
                 )
+
+    def check_reward(self, reward: Reward) -> None:
+        for name in self.reference:
+            check_measure(name, reward.terms)
 
 
 class Hypervolume(Stateful[Front]):
@@ -97,7 +102,7 @@ class Hypervolume(Stateful[Front]):
             state.step = step
             state.sums = [0.0] * len(self.options.reference)
             state.count = 0
-        values_by_objective = [measure_episodes(name, groups, "hypervolume") for name in self.options.reference]
+        values_by_objective = [measure_episodes(name, groups) for name in self.options.reference]
         state.sums = [total + sum(values) for total, values in zip(state.sums, values_by_objective, strict=True)]
         state.count += len(values_by_objective[0])
 

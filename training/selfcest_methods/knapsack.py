@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, cost_measures
-from selfcest_env.structure import Between, Count, OneOf, check_order
+from selfcest_env.structure import AtLeast, Between, Count, OneOf, check_order
 from selfcest_env.types import Task
 from selfcest_methods.buckets import BucketSampler, BucketSamplerOptions, Floats, SuccessSums, draw_from_menu
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
@@ -32,7 +33,7 @@ _SUFFICIENT_PROBABILITY = 0.9  # of both outcomes in a group, as in the released
 
 
 @dataclass(frozen=True)
-class KnapsackOptions(BucketSamplerOptions):
+class KnapsackOptions(ReadsTerm, BucketSamplerOptions):
     """Options in addition to those of `BucketSampler`.
 
     Attributes:
@@ -46,7 +47,7 @@ class KnapsackOptions(BucketSamplerOptions):
 
     term: str = "correct"
     tokens: TokenCost = "total_tokens"
-    min_rollouts: Count = 2
+    min_rollouts: Annotated[int, AtLeast(2), "episodes of a task are compared with one another"] = 2
     max_rollouts: Count = 64
     edge: Annotated[float, Between(0, 0.5)] = 0.02
     resolution: Count = 4096

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.reward import Reward
 from selfcest_env.stored import stored_as
-from selfcest_env.structure import Checked, Finite, NotNegative, Positive
-from selfcest_methods.measures import measure_episodes
+from selfcest_env.structure import Checked, NotNegative, Number, Positive
+from selfcest_methods.measures import check_measure, measure_episodes
 from selfcest_training.stages.schedules import Weights
 
-_Bound = Annotated[float, Finite()] | None
+_Bound = Number | None
 
 
 @stored_as(integral="integral", step="step", sum="sum", count="count")
@@ -80,6 +80,9 @@ class LagrangianOptions(Checked):
         if self.term in self.terms:
             raise ConfigError(f"terms has '{self.term}', whose weight is the multiplier; remove it from terms")
 
+    def check_reward(self, reward: Reward) -> None:
+        check_measure(self.measure, reward.terms)
+
 
 class Lagrangian(Stateful[Multiplier]):
     """A reward schedule with the multiplier of a bound."""
@@ -100,7 +103,7 @@ class Lagrangian(Stateful[Multiplier]):
             state.step = step
             state.sum = 0.0
             state.count = 0
-        values = measure_episodes(self.options.measure, groups, "lagrangian")
+        values = measure_episodes(self.options.measure, groups)
         state.sum += sum(values)
         state.count += len(values)
 

@@ -35,6 +35,7 @@ from selfcest_env.plugin import Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, Count, NotNegative, Seed
 from selfcest_methods.buckets import BucketMemory, Floats, SuccessSums, draw_from_menu
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
@@ -265,7 +266,7 @@ def learn_best_losses(simulation: Simulation, classes: Floats, rng: np.random.Ge
 
 
 @dataclass(frozen=True)
-class LearnedAllocationOptions(Checked):
+class LearnedAllocationOptions(ReadsTerm, Checked):
     """Options of `LearnedAllocation`.
 
     Attributes:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
 
 
-def measure_episodes(name: str, groups: Sequence[EpisodeGroup], schedule: str) -> list[float]:
+def measure_episodes(name: str, groups: Sequence[EpisodeGroup]) -> list[float]:
     """Return a cost of `record.Cost`, or the unweighted value of a reward term, of every episode.
 
     Args:
         name: name of the cost or term.
         groups: scored episodes.
-        schedule: name of the reward schedule, for the message.
 
     Raises:
         ConfigError: the name is neither a cost nor a term.
     """
     values: list[float] = []
     for group in groups:
-        values += [_measure(name, episode, schedule) for episode in group.episodes]
+        values += [_measure(name, episode) for episode in group.episodes]
     return values
 
 
-def _measure(name: str, episode: EpisodeRecord, schedule: str) -> float:
-    terms = episode.reward_terms or {}
-    if name in cost_measures():
-        return float(getattr(episode.cost, name))
-    if name in terms:
-        return terms[name]
+def check_measure(name: str, terms: Collection[str]) -> None:
+    """Raise `ConfigError` if a name is neither a cost of `record.Cost` nor one of these reward terms."""
     names = [*cost_measures(), *terms]
-    raise ConfigError(
-        f"reward schedule '{schedule}' measures {name!r}, which is neither a cost nor a term of the reward."
-        f"{did_you_mean(name, names)} Expected one of {', '.join(names)}"
-    )
+    if name not in names:
+        raise ConfigError(
+            f"a reward schedule measures {name!r}, which is neither a cost nor a term of the reward."
+            f"{did_you_mean(name, names)} Expected one of {', '.join(names)}"
+        )
+
+
+def _measure(name: str, episode: EpisodeRecord) -> float:
+    terms = episode.reward_terms or {}
+    check_measure(name, terms)
+    return float(getattr(episode.cost, name)) if name in cost_measures() else terms[name]

@@ -20,6 +20,7 @@ import numpy as np
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Share
 from selfcest_methods.buckets import BucketSampler, BucketSamplerOptions, SuccessSums, draw_from_menu
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
@@ -27,7 +28,7 @@ _NOTHING_SEEN = SuccessSums()
 
 
 @dataclass(frozen=True)
-class MoppsOptions(BucketSamplerOptions):
+class MoppsOptions(ReadsTerm, BucketSamplerOptions):
     """Options in addition to those of `BucketSampler`.
 
     Attributes:

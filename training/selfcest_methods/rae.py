@@ -7,7 +7,7 @@ so with equal returns the advantage of the i-th one is 0.95^(i - 1) of the first
 
     A = R - b_role, b before the episode;   then for each agent of the role: b = decay b + (1 - decay) R
 
-Expected effect: groups of one learn, and a role whose returns are always high gets no credit for their level.
+Expected effect: a role whose returns are always high gets no credit for their level.
 """
 
 from __future__ import annotations

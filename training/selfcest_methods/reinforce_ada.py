@@ -20,11 +20,12 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import AtLeast, Checked, Count
 from selfcest_env.types import Limits
 from selfcest_training.credit import succeeded
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.stages.base import FilterResult, PlannedGroup
 
 
 @dataclass(frozen=True)
-class ReinforceAda(Checked):
+class ReinforceAda(ReadsTerm, Checked):
     """A group filter that asks for more rounds of a task until it has enough right and wrong rollouts.
 
     Attributes:

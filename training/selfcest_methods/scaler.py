@@ -38,6 +38,7 @@ from selfcest_env.structure import (
 )
 from selfcest_env.tasks import TaskSource
 from selfcest_training.credit import succeeded
+from selfcest_training.credit.base import ReadsTerm
 from selfcest_training.families import draw_family, draw_task
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
@@ -111,7 +112,7 @@ class ScalerState:
 
 
 @dataclass(frozen=True)
-class ScalerOptions(Checked):
+class ScalerOptions(ReadsTerm, Checked):
     """Options of `Scaler`.
 
     Attributes:

@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.replay import Replay
+from selfcest_env.reward import Reward
 from selfcest_env.structure import Checked, NotNegative
 from selfcest_env.types import Role
 from selfcest_methods.roles import (
@@ -30,13 +31,13 @@ from selfcest_methods.roles import (
     remove_agents,
     sum_own_turns,
 )
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise, ReplayRecords
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, ReadsTerm, ReplayRecords
 
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class Sharp(CreditAssigner, Checked):
+class Sharp(CreditAssigner, ReadsTerm, Checked):
     """Credits an agent by a sum of three rewards, standardised over its role in the group.
 
     Attributes:
@@ -56,6 +57,10 @@ class Sharp(CreditAssigner, Checked):
     marginal: NotNegative = 1.0
     process: NotNegative = 1.0
     term: str = "malformed"
+
+    def check_reward(self, reward: Reward) -> None:
+        if self.process:
+            super().check_reward(reward)
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         if not self.marginal:

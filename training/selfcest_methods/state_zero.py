@@ -6,7 +6,7 @@ docs/methods.md.
 
     A_k = R_k - V(task, budget);   V: ridge regression of returns on the features of a task, fitted on earlier steps
 
-Expected effect: groups of one learn, with a variance near that of `rloo`.
+Expected effect: groups of two learn with a variance near that of `rloo` in large ones.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.reward import PRESETS
 from selfcest_env.structure import format_value, structure, to_builtins
 from selfcest_training.config import RunConfig
 from selfcest_training.files import hash_text
@@ -156,6 +157,7 @@ def _read(path: Path, seen: tuple[Path, ...], additions: list[_Addition]) -> dic
     except ConfigError as error:
         raise ConfigError(f"{path}: extends is {format_value(base)}: {error}") from error
     merged = _merge(extended, data)
+    _keep_removed_terms(merged, data)
     additions += _find_added_keys(str(path), extended, merged)
     return merged
 
@@ -172,23 +174,35 @@ def _read_text(path: Path) -> str:
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge changes into a mapping, recursively.
 
-    `null` deletes a key whose value is a mapping, for example a variant, and becomes the value of any other key. A
-    plug-in with another name replaces the old one with its options, which are not those of the new one.
+    `null` deletes a key whose value is a mapping, for example a variant, and becomes the value of any other key.
+    Another name of a plug-in deletes the options of the old one, which are not those of the new one.
     """
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
         if isinstance(old, dict) and value is None:
             del merged[key]
-        elif (
-            isinstance(old, dict)
-            and isinstance(value, Mapping)
-            and value.get("name", old.get("name")) == old.get("name")
-        ):
+        elif isinstance(old, dict) and isinstance(value, Mapping):
+            if value.get("name", old.get("name")) != old.get("name"):
+                old = {name: kept for name, kept in old.items() if name != "options"}
             merged[key] = _merge(old, value)
         else:
             merged[key] = value
     return merged
+
+
+def _keep_removed_terms(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Store the `null` of each term that the reward's preset has: without the key the preset's term would return."""
+    preset = _get_mapping(data, "reward").get("name", "default")
+    terms = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    for key, change in _get_mapping(_get_mapping(changes, "reward"), "options").items():
+        if change is None and key in terms:
+            data["reward"]["options"][key] = None
+
+
+def _get_mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
@@ -429,6 +443,8 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     elif isinstance(node.get(leaf), dict) and value is None:
         # `null` deletes an entry with keys, for example a variant.
         del node[leaf]
+        if parents == ["reward", "options"]:
+            _keep_removed_terms(data, {"reward": {"options": {leaf: None}}})
     else:
         if leaf == "name" and node.get(leaf) != value:
             node.pop("options", None)

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
+from selfcest_env.reward import Reward
 from selfcest_env.types import AgentId, TurnKey
 
 Advantage = float | tuple[float, ...]
@@ -182,12 +183,14 @@ def broadcast(group: EpisodeGroup, advantages: Sequence[float]) -> dict[TurnKey,
 def group_advantages(group: EpisodeGroup, *, scale: bool, std_floor: float, epsilon: float) -> list[float]:
     """Compute the group-relative advantage of each episode: (R_k - mean R) / (max(std R, std_floor) + epsilon).
 
-    The standard deviation has n - 1 in its denominator. With `scale=False` there is no division.
+    The standard deviation has n - 1 in its denominator. With `scale=False` there is no division. Equal returns give 0.
 
     Raises:
         ConfigError: the group has one episode, so its advantage would always be 0.
     """
     returns = _returns(group)
+    if are_equal(returns):
+        return [0.0] * len(returns)  # not the rounding error of the mean, divided by that of the deviation
     count = len(returns)
     mean = sum(returns) / count
     centred = [value - mean for value in returns]
@@ -208,10 +211,43 @@ def leave_one_out(group: EpisodeGroup) -> list[float]:
 
 
 def subtract_mean_of_others(values: Sequence[float]) -> list[float]:
-    """Subtract from each of at least two numbers the mean of the others."""
+    """Subtract from each of at least two numbers the mean of the others. Equal numbers give 0."""
+    if are_equal(values):
+        return [0.0] * len(values)
     total = sum(values)
     num_others = len(values) - 1
     return [value - (total - value) / num_others for value in values]
+
+
+@runtime_checkable
+class RewardBound(Protocol):
+    """A stage or its options that read terms of the reward."""
+
+    def check_reward(self, reward: Reward) -> None:
+        """Raise `ConfigError` if the reward lacks one of them. Called before any work."""
+        ...
+
+
+class ReadsTerm:
+    """Mixin of a stage or its options that read one term of the reward.
+
+    Attributes:
+        term: name of the term.
+    """
+
+    term: str
+
+    def check_reward(self, reward: Reward) -> None:
+        if self.term not in reward.terms:
+            raise ConfigError(
+                f"term is {self.term!r}, which is no term of the reward.{did_you_mean(self.term, reward.terms)} "
+                f"Expected one of {', '.join(reward.terms)}"
+            )
+
+
+def are_equal(values: Sequence[float]) -> bool:
+    """Return whether numbers are equal up to rounding, such as returns that are the same sums in another order."""
+    return max(values) - min(values) <= 1e-9
 
 
 def get_term(episode: EpisodeRecord, term: str) -> float:
@@ -232,5 +268,8 @@ def succeeded(episode: EpisodeRecord, term: str) -> bool:
 def _returns(group: EpisodeGroup) -> list[float]:
     returns = [episode.team_return for episode in group.episodes]
     if len(returns) < 2:
-        raise ConfigError("group_size is 1: a group baseline needs at least 2 episodes of the same task")
+        raise ConfigError(
+            f"the group of {group.episodes[0].episode_id} has 1 episode; a group baseline needs at least 2 of the same "
+            "task"
+        )
     return returns

@@ -69,7 +69,11 @@ class GatedPaper(CreditAssigner, Checked):
 
     def _clone_reward(self, episode: EpisodeRecord, clone: AgentRecord) -> float:
         assert episode.reward_terms is not None
-        score = sum(value for term, value in episode.reward_terms.items() if term not in self.late_terms)
+        score = sum(
+            episode.weights.get(term, 1.0) * value
+            for term, value in episode.reward_terms.items()
+            if term not in self.late_terms
+        )
         answered = any(turn.facts.outcome is Outcome.ANSWERED for turn in clone.turns)
         malformed = not answered and clone.generated_tokens > self.malformed_tokens
         if self.domain == "math":

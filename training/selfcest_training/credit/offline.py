@@ -21,6 +21,7 @@ from selfcest_training.credit import (
     request_more_replays,
     request_replays,
 )
+from selfcest_training.credit.base import overrides
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,17 @@ def assign_stored(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Cred
 def assign_stored_group(
     assigner: CreditAssigner, group: EpisodeGroup, replayed: ReplayRecords, stored: StoredEpisodes
 ) -> Credit:
-    """Compute the credit of one group of a file. Raises `NotInRecordsError` if the scheme refuses the group."""
+    """Compute the credit of one group of a file.
+
+    Raises:
+        NotInRecordsError: the scheme refuses the group, or its credit depends on more than a file holds.
+    """
+    if overrides(assigner, "fit") or overrides(assigner, "assign_step"):
+        # A file has `log_groups` groups of each step, so neither what was learned nor a whole step can be repeated.
+        raise NotInRecordsError(
+            f"credit scheme '{assigner.name}' learns over the steps of a run or needs all groups of a step, which "
+            f"{stored.source} does not hold; train with it, or choose another scheme"
+        )
     try:
         return assign(assigner, group, replayed)
     except (NotInRecordsError, ConfigError, RewardError) as error:

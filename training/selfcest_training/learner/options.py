@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from selfcest_env.structure import Above, AtLeast, Below, Checked, Finite, NotNegative, Positive, Share, Size
+from selfcest_env.structure import Above, AtLeast, Below, Checked, NotNegative, Number, Positive, Share, Size
 
 
 class Denominator(StrEnum):
@@ -147,7 +147,7 @@ class LossTermConfig(Checked):
         options: options of the term.
     """
 
-    weight: Annotated[float, Finite()]
+    weight: Number
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -68,7 +68,7 @@ from selfcest_training.run.metrics import (
 from selfcest_training.run.shared_warmstart import find_shared_phases, hand_over
 from selfcest_training.servers import store_counts
 from selfcest_training.stages.base import Stages
-from selfcest_training.stages.checks import check_menu, get_reward_weights
+from selfcest_training.stages.checks import check_menu, check_reward, get_reward_weights
 from selfcest_training.stages.probe import draw_probe_requests, group_by_family
 from selfcest_training.stages.registry import make_reward_schedule, make_stages, make_task_menu
 from selfcest_training.stages.warmstart import Pool, WarmStart, check_demonstrations
@@ -525,6 +525,8 @@ def make_parts(config: RunConfig, variant: str) -> JobParts:
     place = f"variants.{variant}.rl"
     stages = make_stages(rl, place)
     check_menu(stages.tasks, make_task_menu(config, variant, families))
+    for key, stage in stages.by_key().items():
+        check_reward(stage, reward, f"{place}.{key}")
     # A second instance: the run's own schedule may be called only once per step.
     schedule = make_reward_schedule(rl.reward_schedule, f"{place}.reward_schedule")
     reward.checked_weights(get_reward_weights(schedule, 0))

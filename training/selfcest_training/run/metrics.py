@@ -12,6 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
+from selfcest_training.credit.base import are_equal
 from selfcest_training.credit.offline import get_group_id
 from selfcest_training.files import AppendLog
 from selfcest_training.run.boards import Board
@@ -126,8 +127,7 @@ def compute_probe_metrics(
 
 def has_equal_returns(group: EpisodeGroup) -> bool:
     """Return whether all episodes of a group earn the same, up to rounding."""
-    returns = [episode.team_return for episode in group.episodes]
-    return max(returns) - min(returns) <= 1e-9
+    return are_equal([episode.team_return for episode in group.episodes])
 
 
 def _terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:

@@ -140,6 +140,15 @@ class Stages:
     rewards: RewardSchedule
     credit: CreditAssigner
 
+    def by_key(self) -> dict[str, object]:
+        """The stages by their config keys."""
+        return {
+            "task_sampler": self.tasks,
+            "group_filter": self.group_filter,
+            "reward_schedule": self.rewards,
+            "credit": self.credit,
+        }
+
     def with_state(self) -> dict[str, HasState]:
         """The stages that have a state, by their names in checkpoints."""
         stages = {"tasks": self.tasks, "gate": self.group_filter, "rewards": self.rewards, "credit": self.credit}

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from selfcest_env.errors import TrainingError
+from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.reward import Reward
 from selfcest_env.types import Limits
+from selfcest_training.credit.base import RewardBound
 from selfcest_training.credit.checks import call_plugin
 from selfcest_training.stages.base import (
     FilterResult,
@@ -28,6 +30,25 @@ def check_menu(sampler: TaskSampler, menu: TaskMenu) -> None:
     """Raise `ConfigError` if the sampler's options do not fit the menu."""
     if isinstance(sampler, MenuBound):
         sampler.check_menu(menu)
+
+
+def check_reward(stage: object, reward: Reward, place: str) -> None:
+    """Raise `ConfigError` if a stage, or one that it wraps, reads a term that the reward lacks.
+
+    Args:
+        stage: the stage.
+        reward: the reward of the run.
+        place: config key of the stage, for the message.
+    """
+    for holder in (stage, getattr(stage, "options", None)):
+        if isinstance(holder, RewardBound):
+            try:
+                holder.check_reward(reward)
+            except ConfigError as error:
+                raise ConfigError(f"{place}: {error}") from error
+    inner = getattr(stage, "inner", None)
+    if inner is not None:
+        check_reward(inner, reward, place)
 
 
 def propose(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
 from selfcest_env.record import EpisodeGroup
-from selfcest_env.structure import Checked, Count, Finite
+from selfcest_env.structure import Checked, Count, Number
 
 # Weights by reward term.
-Weights = Mapping[str, Annotated[float, Finite()]]
+Weights = Mapping[str, Number]
 
 
 @dataclass(frozen=True)

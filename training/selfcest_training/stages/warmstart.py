@@ -258,7 +258,7 @@ def check_demonstrations(
 def _check_pool(
     drawn_tokens: Mapping[str, float], phase: WarmStartPhase, config: WarmStartConfig, place: str, index: int
 ) -> None:
-    """Raise `ConfigError` if a pool is full before each family has had its turn, so the phase would never see some.
+    """Raise `ConfigError` if a pool would leave out a family, or take all tokens of the next phase.
 
     Args:
         drawn_tokens: tokens of one draw from each family.
@@ -267,6 +267,11 @@ def _check_pool(
         place: config key of the warm start.
         index: index of the phase.
     """
+    if index and phase.tokens < config.pool_tokens:
+        raise ConfigError(
+            f"{place}.phases[{index}].tokens is {phase.tokens}, below {place}.pool_tokens, which is "
+            f"{config.pool_tokens}: the last pool of phases[{index - 1}] could take all of them; lower pool_tokens"
+        )
     tokens = dict.fromkeys(drawn_tokens, 0)
     while sum(tokens.values()) < config.pool_tokens:
         family = _choose_family(tokens, phase)
