@@ -71,7 +71,7 @@ class ServerConfig(Checked):
         backoff_s, max_backoff_s: the wait before retry k is min(backoff_s * 2**k, max_backoff_s), times a factor from
             [0.5, 1) that is drawn by the request's name. `Retry-After` can lengthen it up to max_backoff_s.
         max_tokens_field: name of the length limit in a chat request. Some hosted models need max_completion_tokens.
-        extra: additional fields of every request body.
+        extra: additional fields of every request body. It may replace `model`, and no other field that a request has.
     """
 
     base_url: str
@@ -103,6 +103,12 @@ class ServerConfig(Checked):
                 f"api_key_variable is {self.api_key_variable!r}, whose value would be sent to {self.base_url}; "
                 "expected a name that ends in API_KEY or begins with SELFCEST_; to send another variable's value, "
                 "copy it, as SELFCEST_KEY=$NAME, and name that"
+            )
+        limits = {"max_tokens", "max_completion_tokens", self.max_tokens_field} & self.extra.keys()
+        if limits:
+            raise ConfigError(
+                f"extra has {min(limits)}, and the ledger grants the tokens of each request; remove it, and set "
+                "limits.turn_tokens"
             )
 
 
@@ -179,8 +185,15 @@ class Client(Generic[T]):
                 for an answer that a retry may improve, and `PolicyError` for any other invalid answer.
 
         Raises:
+            ConfigError: `ServerConfig.extra` has a field of the body.
             PolicyError: the body holds half of a surrogate pair, which cannot be encoded.
         """
+        taken = body.keys() & self.config.extra.keys() - {"model"}
+        if taken:
+            raise ConfigError(
+                f"extra has {min(taken)}, a field that requests to {path} set themselves; remove it from extra, and "
+                "set the option that it stands for, such as temperature"
+            )
         complete_body = {**body, **self.config.extra}
         max_tokens = body.get(self.config.max_tokens_field, body.get("max_tokens"))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from selfcest_agents.codec import Codec
-from selfcest_agents.engine import Engine, FailedRequest, TokenRequest
+from selfcest_agents.engine import Completion, Engine, FailedRequest, TokenRequest
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, SelfcestError
 from selfcest_env.record import Generation
 from selfcest_env.structure import Checked, NotNegative
@@ -71,6 +71,7 @@ class EnginePolicy:
         self._codec = codec
         self._sampling = sampling
         self._pending: dict[str, tuple[PolicyRequest, tuple[int, ...]]] = {}
+        self._failed: list[tuple[TurnKey, Generation | InfrastructureError]] = []  # turns that an engine's error ended
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         token_requests = []
@@ -92,13 +93,15 @@ class EnginePolicy:
             token_requests.append(
                 TokenRequest(name, tuple(context), max_new_tokens, request.seed, temperature, observation.role)
             )
-        with self._converted_errors():
+        with self._failing_pending():
             self._engine.submit(token_requests)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
-        finished: list[tuple[TurnKey, Generation | InfrastructureError]] = []
-        with self._converted_errors():
-            completions = self._engine.poll()
+        completions: Sequence[Completion | FailedRequest] = []
+        if not self._failed:
+            with self._failing_pending():
+                completions = self._engine.poll()
+        finished, self._failed = self._failed, []
         for completion in completions:
             request, block = self._pending.pop(completion.key)
             if isinstance(completion, FailedRequest):
@@ -119,15 +122,25 @@ class EnginePolicy:
         return finished
 
     @contextmanager
-    def _converted_errors(self) -> Iterator[None]:
-        """Convert errors of the engine, such as missing memory, to an `InfrastructureError`, which can be retried."""
+    def _failing_pending(self) -> Iterator[None]:
+        """Let an error of the engine, such as missing memory, fail all pending turns, which can then be retried.
+
+        An error of ours and an interrupt are raised. In any case no request stays pending, and the policy can play on.
+        """
         try:
             yield
-        except SelfcestError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            pending, self._pending = self._pending, {}
+            with suppress(Exception):  # what a broken engine raises here would hide the first error
+                self._engine.cancel(list(pending))
+            if isinstance(error, SelfcestError) and not isinstance(error, InfrastructureError):
+                raise
+            if not isinstance(error, Exception):
+                raise
             cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            raise InfrastructureError(f"{type(self._engine).__name__} failed with {cause}") from error
+            failure = InfrastructureError(f"{type(self._engine).__name__} failed with {cause}")
+            failure.__cause__ = error
+            self._failed += [(request.key, failure) for request, _ in pending.values()]
 
 
 class TurnGenerator(np.random.Generator):
@@ -192,6 +205,12 @@ class RolePolicy:
         missing = [role for role in Role if role not in by_role]
         if missing:
             raise ConfigError(f"no policy for role {missing[0]}; expected a policy for each of {', '.join(Role)}")
+        policies = {id(policy): policy for policy in by_role.values() if isinstance(policy, EnginePolicy)}
+        if len({id(policy._engine) for policy in policies.values()}) < len(policies):
+            raise ConfigError(
+                "two roles have policies over one engine, of which each would get the other's turns; give one policy "
+                "to both roles, or each an engine of its own"
+            )
         self._by_role = by_role
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:

@@ -68,7 +68,7 @@ class ChatOptions(Checked):
         device: device of the model, such as `cpu` or `cuda`.
         attention: attention implementation of transformers, such as `sdpa`; `None` for its default.
         chat: options for rendering the template.
-        protocol: prompt format of calls and answers: `hermes`, `terse` or `package.module:Class`.
+        protocol: prompt format of calls and answers, of the family of `hermes` or `package.module:Class`.
         allow_pickle: whether weights may be read from a pickle such as `pytorch_model.bin` if there are no safetensors.
         rope_factor: factor of the context window. The rotary base is multiplied by factor^(d / (d - 2)), where d is the
             dimension of a head, so that the lowest frequency shrinks by the factor and the highest stays ("NTK-aware"

@@ -6,6 +6,7 @@ the episodes and on the policy's answers, never on the clock.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -23,7 +24,8 @@ from selfcest_env.views import observe
 
 T = TypeVar("T")
 
-MAX_IDLE_POLLS = 1_000_000  # polls without an answer after which the rollout raises
+MAX_IDLE_S = 3600.0  # seconds without an answer after which the rollout raises
+_MAX_PAUSE_S = 0.05  # longest pause after a poll without an answer
 
 Generations = Mapping[tuple[AgentId, int], Generation]
 """Generations by agent and turn."""
@@ -59,6 +61,7 @@ class UnplayedError(InfrastructureError):
     def of(cls, played: Any, unplayed: Sequence[FailedEpisode]) -> UnplayedError:
         first = unplayed[0]
         error = cls(f"episodes not played: {len(unplayed)}, the first is {first.episode_id}: {first.cause}")
+        error.__cause__ = first.cause
         error.played = played
         error.unplayed = tuple(unplayed)
         return error
@@ -215,15 +218,19 @@ def rollout(
         Records in the order of the requests.
 
     Raises:
-        PolicyError: the policy answered a turn that was not submitted, or gave no more answers.
+        ConfigError: `max_concurrent` is below 1.
+        PolicyError: the policy answered a turn that was not submitted, or gave no answer for an hour.
         UnplayedError: an infrastructure failure ended some episodes. It is raised after all others have been played.
     """
+    if max_concurrent < 1:
+        raise ConfigError(f"max_concurrent is {max_concurrent}; expected a whole number >= 1")
     if len({request.episode_id for request in requests}) != len(requests):
         raise PolicyError("found an episode id twice in one rollout; episode ids must be unique")
     waiting = list(reversed(requests))  # a stack with the first request on top
     playing: dict[str, _Episode] = {}
     result_by_id: dict[str, EpisodeRecord | FailedEpisode] = {}
-    idle_polls = 0
+    answered_at = time.monotonic()
+    pause = 0.0  # seconds
     while waiting or playing:
         opened: list[PolicyRequest] = []
         while waiting and len(playing) < max_concurrent:
@@ -233,11 +240,14 @@ def rollout(
             playing[request.episode_id] = episode
             opened += episode.open_turns()
         num_answers = _advance(policy, opened, playing)
-        idle_polls = 0 if num_answers or opened else idle_polls + 1
-        if idle_polls > MAX_IDLE_POLLS:
-            raise PolicyError(
-                f"the policy gave no answer in {MAX_IDLE_POLLS} polls while {len(playing)} episodes waited"
-            )
+        if num_answers or opened:
+            answered_at, pause = time.monotonic(), 0.0
+        elif time.monotonic() - answered_at > MAX_IDLE_S:
+            raise PolicyError(f"the policy gave no answer in {MAX_IDLE_S:g} s while {len(playing)} episodes waited")
+        else:
+            # A policy that is busy elsewhere, such as on a server, may return from `poll` at once.
+            pause = min(2 * pause + 0.001, _MAX_PAUSE_S)
+            time.sleep(pause)
         for episode_id, episode in list(playing.items()):
             if episode.has_ended:
                 result_by_id[episode_id] = episode.result()

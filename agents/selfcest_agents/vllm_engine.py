@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from weakref import WeakSet
 
-from selfcest_agents.engine import Completion, TokenRequest, check_requests
+from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, check_requests
 from selfcest_agents.vllm_worker import WeightReceiver
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, install_hint
 from selfcest_env.structure import Checked, Count, OneOf, Positive
@@ -127,14 +127,14 @@ class VllmEngine:
             self._engine.add_request(request.key, prompt, self._make_sampling_params(request))
             self._pending[request.key] = request
 
-    def poll(self) -> list[Completion]:
+    def poll(self) -> list[Completion | FailedRequest]:
         """Decode until a sequence finishes; return all that finish at that step, `[]` if none is pending."""
         while self._pending:
             if not self._engine.has_unfinished_requests():
                 raise InfrastructureError(
                     f"vLLM lost {len(self._pending)} requests, the first is {next(iter(self._pending))!r}"
                 )
-            finished: list[Completion] = []
+            finished: list[Completion | FailedRequest] = []
             for output in self._engine.step():
                 if output.finished and output.request_id in self._pending:
                     finished.append(self._read_completion(output))
@@ -186,13 +186,12 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _read_completion(self, output: Any) -> Completion:
+    def _read_completion(self, output: Any) -> Completion | FailedRequest:
         request = self._pending.pop(output.request_id)
         (sequence,) = output.outputs
         if sequence.finish_reason not in _FINISH_REASONS:
-            raise InfrastructureError(
-                f"vLLM ended {request.key!r} by {sequence.finish_reason!r}; expected stop or length"
-            )
+            cause = f"vLLM ended {request.key!r} by {sequence.finish_reason!r}; expected stop or length"
+            return FailedRequest(request.key, InfrastructureError(cause))
         ids = tuple(sequence.token_ids)
         version = int(sequence.weight_versions[0].version)
         logprobs = tuple(float(entry[token].logprob) for entry, token in zip(sequence.logprobs, ids, strict=True))

@@ -707,6 +707,23 @@ def test_a_cut_answer_is_none_and_the_field_of_the_limit_can_be_named(serve: Ser
 
 
 @pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"max_tokens": 4096}, "extra has max_tokens, and the ledger grants"),
+        ({"max_completion_tokens": 4096}, "extra has max_completion_tokens, and the ledger grants"),
+        ({"temperature": 0.7}, "extra has temperature, a field that requests to chat/completions set themselves"),
+        ({"seed": 1}, "extra has seed"),
+    ],
+)
+def test_extra_fields_replace_no_grant_and_no_sampling(serve: Serve, extra: dict[str, Any], words: str) -> None:
+    """A larger limit was sent, the server's longer answers were dropped, and the server was blamed for its usage."""
+    server = serve(lambda path, body, n: chat("Answer: 46"))
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    with pytest.raises(ConfigError, match=words), OpenAIPolicy(config(server, extra=extra), SamplingConfig()) as policy:
+        rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+
+
+@pytest.mark.parametrize(
     "key", ["sk-1 2345", "sk-1\n2345", "sk-\r\nX: y", "sk-ü", "sk-\x1b[0m", "\u202esk", "a\tb", 's"k', "s\\k"]
 )
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:

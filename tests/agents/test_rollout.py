@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.engine import Completion, TokenRequest
 from selfcest_agents.policy import EnginePolicy, RolePolicy, SamplingConfig, ScriptedPolicy
-from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.rollout import RolloutRequest, collect_failures, rollout
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
@@ -205,7 +206,78 @@ def test_an_engine_that_raises_is_one_line_with_its_cause() -> None:
     with pytest.raises(InfrastructureError, match="Dead failed with RuntimeError: CUDA error: out of memory") as caught:
         rollout(requests(2), policy, RULES)
     assert "\n" not in str(caught.value)
-    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(caught.value.__cause__.__cause__, RuntimeError)  # type: ignore[union-attr]
+
+
+class Failing(FakeEngine):
+    """Raises at its first poll. A second play must find nothing of the first one."""
+
+    def __init__(self, error: BaseException, scripts: dict[str, list[str]]) -> None:
+        super().__init__(scripts)
+        self.error: BaseException | None = error
+
+    def poll(self) -> list[Completion]:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return super().poll()
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        cancelled = set(keys)
+        self._waiting = [request for request in self._waiting if request.key not in cancelled]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), InfrastructureError("lost")])
+def test_episodes_that_an_engine_s_error_has_ended_are_played_again(error: Exception) -> None:
+    """The error left the rollout as one that is not retried, and each later play found turns still pending."""
+    engine = Failing(error, {"root": ["<ans>1<end>"]})
+    policy = EnginePolicy(engine, CODEC, SamplingConfig())
+    played, failed = collect_failures(lambda: rollout(requests(2), policy, RULES))
+    assert played == []
+    assert [episode.episode_id for episode in failed] == ["e0", "e1"]
+    assert engine.pending == 0
+    assert [record.answer for record in rollout(requests(2), policy, RULES)] == ["1", "1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), PolicyError("wrong")])
+def test_an_interrupted_policy_can_play_again(error: BaseException) -> None:
+    policy = EnginePolicy(Failing(error, {"root": ["<ans>1<end>"]}), CODEC, SamplingConfig())
+    with pytest.raises(type(error)):
+        rollout(requests(2), policy, RULES)
+    assert [record.answer for record in rollout(requests(1), policy, RULES)] == ["1"]
+
+
+def test_a_policy_may_be_busy_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million polls without an answer were an error, which a policy that answers after some seconds came to."""
+
+    class Busy(ScriptedPolicy):
+        polls = 0
+
+        def poll(self) -> list[tuple[TurnKey, Generation]]:
+            self.polls += 1
+            return super().poll() if self.polls % 100 == 0 else []
+
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        assert 0 < seconds <= 0.05
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr("selfcest_agents.rollout.time", clock)
+    busy, ready = (rollout(requests(1), kind(Caller(), CODEC), RULES) for kind in (Busy, ScriptedPolicy))
+    assert busy == ready
+
+    class Silent(ScriptedPolicy):
+        def poll(self) -> list[tuple[TurnKey, Generation]]:
+            return []
+
+    now = 0.0
+    with pytest.raises(PolicyError, match="no answer in 3600 s while 2 episodes waited"):
+        rollout(requests(2), Silent(Caller(), CODEC), RULES)
+    with pytest.raises(ConfigError, match="max_concurrent is 0"):
+        rollout(requests(1), ScriptedPolicy(Caller(), CODEC), RULES, max_concurrent=0)
 
 
 @pytest.mark.parametrize("max_concurrent", [1, 3, 64])
@@ -247,6 +319,11 @@ def test_sampling_and_roles_are_checked() -> None:
         SamplingConfig(-1.0)
     with pytest.raises(ConfigError, match="no policy for role clone"):
         RolePolicy({Role.ROOT: ScriptedPolicy(Caller(), CODEC)})
+    engine = FakeEngine({})
+    hot, cold = (EnginePolicy(engine, CODEC, SamplingConfig(temperature)) for temperature in (1.0, 0.0))
+    with pytest.raises(ConfigError, match="two roles have policies over one engine"):
+        RolePolicy({Role.ROOT: hot, Role.CLONE: cold})
+    RolePolicy({Role.ROOT: hot, Role.CLONE: hot})
 
 
 def test_an_episode_is_not_named_as_a_replay_is() -> None:

@@ -331,6 +331,9 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     assert selfcest("report", str(tmp_path / "studies" / "s")).stdout.count("\nchoice ") == 2
     assert "16/64 choice any: " in evaluated.stdout
     assert f"selfcest evaluate -c {study} --page" in (tmp_path / "page.md").read_text(encoding="utf-8")
+    refused = selfcest("evaluate", "-c", str(study), "--resume", "--page", str(tmp_path))
+    assert refused.returncode == 2
+    assert "is a folder; expected the path of a file" in refused.stderr
     again = selfcest("evaluate", "-c", str(study), "--resume")
     assert "64 of 64 results are stored\n" in again.stdout
     other = selfcest("evaluate", "-c", str(study), "name=t", "episodes=4")

@@ -218,6 +218,9 @@ def test_no_json_makes_parse_raise(payload, name):
         ("Answer:  \n", NONE),
         ("", NONE),
         ("<think>Answer: 1</think> hm", NONE),
+        ("Perhaps " + call({"objectives": ["a"]}) + "\n</think>\n\nAnswer: 2", Answer("2")),  # the prompt opened it
+        ("First Answer: 5? no.\n</think>\n\nI give up.", NONE),
+        ("<think>Answer: 1</think>Answer: 2</think>", Answer("2</think>")),
         ("<think>Answer: 1", NONE),  # an unfinished chain of thought
         ("Answer: 4<think>Answer: 5", Answer("4")),
         ("<think>" + call({"objectives": ["a"]}) + "</think>Answer: 2", Answer("2")),
@@ -296,6 +299,7 @@ HUGE = {
     "open calls": lambda n: "<tool_call>" * n,
     "open terse calls": lambda n: "<call>" * n,
     "thoughts": lambda n: "<think>" * n,
+    "no end of a thought": lambda n: "a<b" * n,
     "digits": lambda n: f'<tool_call>{{"name": "spawn_clone", "arguments": {{"objectives": [{"9" * n}]}}}}</tool_call>',
     "keys shared with objectives": lambda n: call({"objectives": [""] * (n // 9), "shared_context": keys(n // 9)}),
     "keys shared with objects": lambda n: call(

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 from pages import EVIL, RULES, groups, harmful, write
+from records import TASK
+from records import agent as make_agent
+from records import turn as make_turn
 
 import selfcest_cli.main as cli
 from selfcest_cli import plain
@@ -24,7 +27,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.types import ROOT, AgentId, MessageRole, Status
+from selfcest_env.types import ROOT, AgentId, Limits, MessageRole, Outcome, Status
 from selfcest_eval.html.playing import Renderer, Timeline, replay_episode
 from selfcest_eval.html.viewer import EpisodeView, SchemeCredit, make_viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
@@ -117,6 +120,19 @@ def test_the_clock_ends_with_the_critical_path(records: list[EpisodeRecord]) -> 
         for agent in record.agents:
             if agent.parent_id is not None and agent.turns:
                 assert clock.starts[agent.agent_id, 0] == clock.ends[agent.parent_id, agent.born_at]
+
+
+def test_the_clock_runs_in_a_tree_of_two_thousand_levels() -> None:
+    """It ended at Python's limit of recursions."""
+    agents, agent_id = [], ROOT
+    for level in range(2000):
+        calls = make_turn((1,), (10,), outcome=Outcome.DELEGATED, children=(agent_id.child(0),))
+        agents.append(make_agent(agent_id, *([calls] if level < 1999 else []), make_turn((1,), (10, 11))))
+        agent_id = agent_id.child(0)
+    record = EpisodeRecord("e", TASK, Limits(), 0, tuple(agents), {"correct": 1.0})
+    clock = Timeline(record)
+    assert max(clock.ends.values()) == clock.ends[ROOT, 1] == record.cost.critical_path_tokens == 1999 + 2 * 2000
+    assert len(clock.critical) == 1999 + 2000
 
 
 def test_rules_that_make_another_episode_are_not_believed(records: list[EpisodeRecord]) -> None:

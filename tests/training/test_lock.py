@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,17 @@ from selfcest_eval.report.page import write_report_page
 from selfcest_training import lock, session
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.faults import log_faults
-from selfcest_training.files import AppendLog, FileOffset, atomic_write, open_for_append, replace_text, write_text
+from selfcest_training.files import (
+    AppendLog,
+    FileOffset,
+    atomic_write,
+    check_new_file,
+    check_output_file,
+    check_output_folder,
+    open_for_append,
+    replace_text,
+    write_text,
+)
 from selfcest_training.lock import lock_folder
 from selfcest_training.run.experiment import run
 from selfcest_training.run.progress import ProgressFile, read_run
@@ -294,6 +305,29 @@ def test_a_whole_file_replaces_a_link_and_spares_its_target(
     write(tmp_path / "page.html", "new")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == "new"
     assert target.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_file_does_not_replace_a_folder(tmp_path: Path) -> None:
+    """`selfcest evaluate --page docs` deleted the folder docs."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "thesis").write_text("mine", encoding="utf-8")
+    with pytest.raises(IsADirectoryError, match="docs"):
+        write_text(tmp_path / "docs", "page")
+    assert [path.name for path in tmp_path.iterdir()] == ["docs"]
+    assert (tmp_path / "docs" / "thesis").read_text(encoding="utf-8") == "mine"
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    check_output_file("--out", tmp_path / "file")
+    check_output_file("--out", tmp_path / "new" / "page", makes_folders=True)
+    check_output_folder("--out", tmp_path / "new" / "folder")
+    for check, path, words in (
+        (check_output_file, "docs", "--out .*docs is a folder; expected the path of a file"),
+        (check_output_file, "new/page", "new is not a folder"),
+        (partial(check_output_file, makes_folders=True), "file/page", "file is not a folder"),
+        (check_output_folder, "file", "file is not a folder"),
+        (check_new_file, "file", "exists; expected a new file"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check("--out", tmp_path / path)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

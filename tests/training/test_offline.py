@@ -152,6 +152,8 @@ def test_out_is_written_once(tmp_path: Path) -> None:
     assert "1 groups, 2 episodes, 8 turns, 0 of them excluded" in first.output.replace("\n", " ")
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 8
     assert "exists; expected a new file" in str(CliRunner().invoke(app, arguments).exception)
+    nowhere = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "none" / "a.jsonl")])
+    assert "none is not a folder" in str(nowhere.exception)
 
 
 def test_list_shows_every_scheme_with_formula_source_and_promise() -> None:

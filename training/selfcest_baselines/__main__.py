@@ -24,7 +24,7 @@ from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import build
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import TASKS, make_task
-from selfcest_training.files import write_text
+from selfcest_training.files import check_output_file, write_text
 from selfcest_training.yaml_text import read_yaml
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -56,6 +56,8 @@ def main(
     """Train a learner on a symbolic game and print the learning curve of the greedy policy."""
     torch.set_num_threads(1)  # for networks as small as these, threads cost more time than they save
     try:
+        if out is not None:
+            check_output_file("--out", out)
         rules = build(
             SymbolicRules, {"task": make_task(task, _parse_pairs(option)), **_parse_pairs(limit)}, where="limit"
         )

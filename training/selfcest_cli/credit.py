@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from selfcest_cli.terminal import Terminal
-from selfcest_env.errors import ConfigError
-from selfcest_training.files import write_text
+from selfcest_training.files import check_new_file, write_text
 from selfcest_training.printing import print_text
 from selfcest_training.yaml_text import read_option
 
@@ -58,6 +57,8 @@ def apply_scheme(
     from selfcest_training.credit import make_assigner
     from selfcest_training.credit.offline import assign_stored, format_credit_lines, read_groups
 
+    if out is not None:
+        check_new_file("--out", out)
     assigner = make_assigner(name, dict(map(read_option, option or [])), where="--option")
     stored = read_groups(file)
     credits = assign_stored(assigner, stored)
@@ -65,8 +66,6 @@ def apply_scheme(
     if out is None:
         print(lines, end="")
         return
-    if out.exists():
-        raise ConfigError(f"--out {out} exists; expected a new file: name another one, or remove this one")
     write_text(out, lines)
     episodes = sum(len(group.episodes) for group in stored.groups)
     excluded = sum(len(credit.excluded) for credit in credits)

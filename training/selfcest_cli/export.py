@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from selfcest_cli.terminal import Terminal
-from selfcest_env.errors import ConfigError
 from selfcest_training.learner.options import Denominator
 from selfcest_training.printing import print_text
 from selfcest_training.yaml_text import read_option
@@ -51,9 +50,9 @@ def export(
     from selfcest_training.credit import make_assigner
     from selfcest_training.credit.offline import read_groups
     from selfcest_training.export.stored import build_credited_samples
+    from selfcest_training.files import check_new_file
 
-    if out.exists():
-        raise ConfigError(f"--out {out} exists; expected a new file: name another one, or remove this one")
+    check_new_file("--out", out)
     assigner = make_assigner(credit, dict(map(read_option, option or [])), where="--option")
     credited = build_credited_samples(
         read_groups(file), assigner, denominator=denominator, constant=loss_denominator_tokens

@@ -49,8 +49,11 @@ def lab(
     from selfcest_lab import GAMES, LabConfig, run_lab
     from selfcest_lab.summary import print_report, write_report
     from selfcest_training.credit import make_assigner
+    from selfcest_training.files import check_output_folder
     from selfcest_training.yaml_text import read_option
 
+    if out is not None:
+        check_output_folder("--out", out)
     torch.set_num_threads(1)  # the tables are too small for several threads
     assigners = []
     for text in scheme or _DEFAULT_SCHEMES:

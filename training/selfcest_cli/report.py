@@ -8,13 +8,14 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_cli.study import print_study
-from selfcest_cli.trace import check_output_file, renderers_of
+from selfcest_cli.trace import renderers_of
 from selfcest_env.errors import ConfigError
 from selfcest_eval.report.page import write_report_page
 from selfcest_eval.report.run_report import RunEvaluation
 from selfcest_eval.report.sources import load_folder_config, read_sources
 from selfcest_eval.report.verdict import report_on
 from selfcest_training.config import RunConfig
+from selfcest_training.files import check_output_file
 from selfcest_training.lock import lock_folder
 from selfcest_training.printing import print_text
 from selfcest_training.run.display import print_report

@@ -16,7 +16,7 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
 from selfcest_agents.server_counts import format_server_counts, tally_requests
 from selfcest_cli.live_tree import LiveRequest, LiveTree
-from selfcest_cli.trace import check_output_file, save_page
+from selfcest_cli.trace import save_page
 from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, did_you_mean
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn, only_trusted
@@ -42,7 +42,7 @@ from selfcest_eval.play.policies import (
     variant_of,
 )
 from selfcest_training.config_file import apply_overrides, load_stored_config, parse_as
-from selfcest_training.files import open_for_append
+from selfcest_training.files import check_output_file, open_for_append
 from selfcest_training.printing import print_text
 from selfcest_training.shipped import find_model_folder
 

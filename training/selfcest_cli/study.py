@@ -20,7 +20,7 @@ from selfcest_eval.report.sources import read_study
 from selfcest_eval.report.study_report import write_page, write_report
 from selfcest_training.config_file import dump_config, find_shipped_config
 from selfcest_training.faults import SignalExit, log_faults
-from selfcest_training.files import check_kind, write_text
+from selfcest_training.files import check_kind, check_output_file, write_text
 from selfcest_training.lock import lock_folder
 from selfcest_training.printing import print_text
 from selfcest_training.session import SESSIONS, record_session
@@ -46,6 +46,8 @@ def run_study(
     """
     study = Study(config)
     check_batches(study)
+    if page is not None:
+        check_output_file("--page", page, makes_folders=True)
     with lock_folder(config.folder), log_faults(config.folder):
         return _run(study, resume, page, command, console or Console())
 

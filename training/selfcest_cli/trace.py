@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from selfcest_env.errors import ConfigError, RecordError, SelfcestError, did_you_mean
+from selfcest_env.errors import RecordError, SelfcestError, did_you_mean
 from selfcest_env.plugin import only_trusted
 from selfcest_env.record import read_episodes
 from selfcest_env.render import render_record
@@ -27,7 +27,7 @@ from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import read_results
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import assign_stored, group_episodes
-from selfcest_training.files import atomic_write, report_read_errors, write_text
+from selfcest_training.files import atomic_write, check_output_file, report_read_errors, write_text
 from selfcest_training.printing import print_text
 
 # A plain install prints trees without the packages that these modules import.
@@ -170,17 +170,6 @@ def write_figures(
                 partial.write_bytes(content.encode() if isinstance(content, str) else content)
             kilobytes = out.stat().st_size / 1e3
             print_text(console, f"{out}: episode {record.episode_id}, {kilobytes:.0f} kB")
-
-
-def check_output_file(option: str, out: Path) -> None:
-    """Raise `ConfigError` if no file can be written to this path."""
-    folder = out.absolute().parent
-    if out.is_dir():
-        raise ConfigError(f"{option} {out} is a folder; expected the path of a file")
-    if not folder.is_dir():
-        raise ConfigError(f"{option} {out} cannot be written: {folder} is not a folder; name a file in a folder")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{option} {out} cannot be written: no permission to write in {folder}; name another folder")
 
 
 def write_page(

@@ -112,6 +112,8 @@ def refuse_linked_folders(folder: Path) -> None:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a hidden path to write to. When the block ends, the hidden path replaces the file or folder `path`.
 
+    A folder replaces a file or folder, and a file only a file.
+
     The rename happens after everything has been flushed to the disk. A block that raises leaves `path` as it was. A
     killed process leaves the hidden path behind; `remove_partials` removes it.
 
@@ -131,8 +133,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield partial
         for file in (*partial.rglob("*"), partial):
             _sync(file)
-        # A rename cannot replace a folder.
         if path.is_dir():
+            if not partial.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            # A rename cannot replace a folder.
             remove_folder(path, replacement=partial)
         else:
             partial.replace(path)
@@ -193,6 +197,40 @@ def check_kind(path: Path, *, folder: bool) -> None:
         return
     kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "neither a file nor a folder"
     raise ConfigError(f"{path} is {kind}; expected {'a folder' if folder else 'a file'}: move it away, then resume")
+
+
+def check_output_file(option: str, out: Path, *, makes_folders: bool = False) -> None:
+    """Raise `ConfigError` if no file can be written to this path.
+
+    Args:
+        option: option of the command line that names the path, for the message.
+        out: the path.
+        makes_folders: whether the folder of the file is made if it is missing.
+    """
+    if out.is_dir():
+        raise ConfigError(f"{option} {out} is a folder; expected the path of a file")
+    _check_writable(option, out, out.absolute().parent, makes_folders)
+
+
+def check_new_file(option: str, out: Path) -> None:
+    """Raise `ConfigError` if the path exists, or no file can be written to it."""
+    if out.exists():
+        raise ConfigError(f"{option} {out} exists; expected a new file: name another one, or remove this one")
+    check_output_file(option, out)
+
+
+def check_output_folder(option: str, out: Path) -> None:
+    """Raise `ConfigError` if the path is no folder in which files can be written, and none can be made there."""
+    _check_writable(option, out, out.absolute(), True)
+
+
+def _check_writable(option: str, out: Path, folder: Path, may_be_missing: bool) -> None:
+    while may_be_missing and not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {out} cannot be written: {folder} is not a folder; name a file in a folder")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{option} {out} cannot be written: no permission to write in {folder}; name another folder")
 
 
 def _delete(path: Path) -> None:

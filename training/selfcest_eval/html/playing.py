@@ -6,7 +6,7 @@ make another episode of the same turns, so several rules can be tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from selfcest_env.budget import Account
@@ -177,8 +177,8 @@ class Timeline:
         self.critical: set[TurnPlace] = set()
         self._record = record
         self._last_clone: dict[TurnPlace, AgentId] = {}  # of each call, the clone that ended last
-        self._add_agent(ROOT, 0)
-        self._mark_critical(ROOT)
+        self._add_turns()
+        self._mark_critical()
 
     def list_turns(self) -> list[TurnPlace]:
         """Return all turns in the order in which they end. A turn comes after those that it had to wait for."""
@@ -189,22 +189,47 @@ class Timeline:
         """Return the agent whose next turn ends first. A turn without a time comes before all others."""
         return min(ready, key=lambda place: (self.ends.get(place, 0), place))[0]
 
-    def _add_agent(self, agent_id: AgentId, start: int) -> int:
-        """Set the times of an agent and its clones. Returns the time at which the agent ends."""
+    def _add_turns(self) -> None:
+        """Set the times of all turns. A recursion would end at Python's limit in a tree of a thousand levels."""
+        agents = [self._add_agent(ROOT, 0)]
+        ended_at: int | None = None  # of the clone that the last agent of the list waits for
+        while agents:
+            try:
+                clone, start = agents[-1].send(ended_at)
+            except StopIteration as done:
+                agents.pop()
+                ended_at = done.value
+            else:
+                agents.append(self._add_agent(clone, start))
+                ended_at = None
+
+    def _add_agent(self, agent_id: AgentId, start: int) -> Generator[tuple[AgentId, int], int | None, int]:
+        """Set the times of an agent's turns. It yields each clone with its start and is sent the clone's end.
+
+        Returns:
+            The time at which the agent ends.
+        """
         now = start
         for index, turn in enumerate(self._record.by_id[agent_id].turns):
             self.starts[agent_id, index] = now
             now += turn.facts.generated_tokens
             self.ends[agent_id, index] = now
-            end_by_clone = {child: self._add_agent(child, now) for child in turn.facts.children}
+            end_by_clone: dict[AgentId, int] = {}
+            for child in turn.facts.children:
+                ended_at = yield child, now
+                assert ended_at is not None
+                end_by_clone[child] = ended_at
             if end_by_clone:
                 last_clone = max(end_by_clone, key=lambda child: end_by_clone[child])
                 self._last_clone[agent_id, index] = last_clone
                 now = end_by_clone[last_clone]
         return now
 
-    def _mark_critical(self, agent_id: AgentId) -> None:
-        for index in range(len(self._record.by_id[agent_id].turns)):
-            self.critical.add((agent_id, index))
-            if (agent_id, index) in self._last_clone:
-                self._mark_critical(self._last_clone[agent_id, index])
+    def _mark_critical(self) -> None:
+        agents = [ROOT]
+        while agents:
+            agent_id = agents.pop()
+            for index in range(len(self._record.by_id[agent_id].turns)):
+                self.critical.add((agent_id, index))
+                if (agent_id, index) in self._last_clone:
+                    agents.append(self._last_clone[agent_id, index])

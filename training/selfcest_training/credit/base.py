@@ -269,7 +269,7 @@ def _returns(group: EpisodeGroup) -> list[float]:
     returns = [episode.team_return for episode in group.episodes]
     if len(returns) < 2:
         raise ConfigError(
-            f"the group of {group.episodes[0].episode_id} has 1 episode; a group baseline needs at least 2 of the same "
-            "task"
+            f"the group of {group.episodes[0].episode_id} has 1 episode; a group baseline needs at least 2 episodes of "
+            "the same task"
         )
     return returns
