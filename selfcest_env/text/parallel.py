@@ -288,6 +288,11 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
     def set_snapshot(self, snapshot: DelegationSnapshot) -> None:
         """Return to a snapshot of this environment or of one with the same arguments, as often as you like."""
         check_snapshot(snapshot, DelegationSnapshot)
+        if snapshot.streams.keys() != dict(self._streams()).keys():
+            raise ConfigError(
+                "the snapshot is of an environment with other possible agents; expected one with the same arguments, "
+                f"with {len(self.possible_agents)} possible agents"
+            )
         self.agents = list(snapshot.agents)
         self._game = None if snapshot.game is None else snapshot.game.copy()
         self._record = snapshot.record

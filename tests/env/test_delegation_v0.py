@@ -446,6 +446,18 @@ def test_pickle_and_deepcopy_keep_a_running_episode(population: str) -> None:
             assert other.record() == env.record()
 
 
+def test_a_snapshot_of_other_limits_is_refused_and_changes_nothing() -> None:
+    """One of fewer clones was taken, and a later step failed; one of more ended in a KeyError."""
+    small, large = (delegation_v0.parallel_env(limits=Limits(max_clones=clones)) for clones in (2, 5))
+    for env, other in ((small, large), (large, small)):
+        env.reset(seed=0)
+        other.reset(seed=1)
+        before = env.state()
+        with pytest.raises(ConfigError, match="of an environment with other possible agents"):
+            env.set_snapshot(other.get_snapshot())
+        assert (env.state() == before).all()
+
+
 def test_a_snapshot_outlives_later_steps() -> None:
     env = start()
     env.step({"agent_0": call("a", "b")})
