@@ -140,16 +140,12 @@ class Registry(Mapping[str, str], Generic[T]):
         what: noun for messages, for example "task source".
         group: the entry point group, for example "selfcest.task_source".
         builtins: `package.module:Class` by name.
-        old_group: former name of the entry point group. Loading a plug-in from it raises an error with the new name.
-        old_members: new names of renamed members of `kind`, by old name. A class with an old one raises likewise.
     """
 
     kind: type[T]
     what: str
     group: str
     builtins: Mapping[str, str]
-    old_group: str = ""
-    old_members: Mapping[str, str] = field(default_factory=dict)
 
     def references(self) -> dict[str, str]:
         """Return all references by name. Raises `PlugInError` if two packages claim one name."""
@@ -174,19 +170,8 @@ class Registry(Mapping[str, str], Generic[T]):
             PlugInError: the reference names no class of this kind, or code that is not trusted (see `only_trusted`).
         """
         place = f"{where}: " if where else ""
-        references = self.references()
         who = f"{place}{self.what} {reference!r}"
-        if reference not in references:
-            for name, _, owner in _find_entry_points(self.old_group, tuple(sys.path)) if self.old_group else ():
-                if name == reference:
-                    raise PlugInError(
-                        f"{who}: {owner} declares it in the entry point group {self.old_group}, which is now called "
-                        f"{self.group}; rename the group in that package"
-                    )
-        cls = _import(reference, references, self.what, place)
-        for old, new in self.old_members.items():
-            if hasattr(cls, old) and not hasattr(cls, new):
-                raise PlugInError(f"{who}: {cls.__name__} has {old}, which is now called {new}; rename it")
+        cls = _import(reference, self.references(), self.what, place)
         check_kind(cls, self.kind, who)
         return cls
 

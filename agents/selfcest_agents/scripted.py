@@ -71,34 +71,6 @@ class OracleActor(Checked):
 
 
 @dataclass(frozen=True)
-class NeverDelegate:
-    """An actor that plays the expert of a source, but never delegates.
-
-    It reads documents that are not in its prompt. It answers "?" if it can reach them only by delegation.
-
-    Attributes:
-        source: task source with an expert.
-        protocol: prompt format in which actions are written.
-    """
-
-    source: TaskSource
-    protocol: PromptFormat
-
-    def __post_init__(self) -> None:
-        _ = self._expert
-
-    @cached_property
-    def _expert(self) -> ExpertSource:
-        return _get_expert(self.source)
-
-    def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        proposal = self._expert.propose(observation, rng, Style.READ)
-        if isinstance(proposal.action, Delegate):
-            return self.protocol.render(Answer("?"))
-        return self.protocol.render(proposal.action, proposal.thought)
-
-
-@dataclass(frozen=True)
 class RandomActor(Checked):
     """An actor that answers, delegates, reads or writes noise at random, as a baseline and to test invariants.
 

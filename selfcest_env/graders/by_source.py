@@ -31,7 +31,6 @@ DEFAULT_GRADERS: Mapping[str, str] = {
     "two_wiki": "question_answer",
     "two_wiki_tables": "wide",
     "wide_tables": "wide",
-    "widesearch": "wide",
 }
 
 # Options for training: a policy would learn to exploit the leniency of the official rules. Published scores need those.

@@ -1,12 +1,11 @@
-"""Grade tables by their cells and rows, as WideSearch does (Wong et al. 2025, arXiv 2508.07999).
+"""Grade tables by their cells and rows, by rules after those of WideSearch (Wong et al. 2025, arXiv 2508.07999).
 
-The answer of a task is a Markdown table. The metadata key `evaluation` holds the rules of the official files as JSON:
+The answer of a task is a Markdown table. The metadata key `evaluation` holds the rules as JSON:
 
 - `required`: the columns;
 - `unique_columns`: the key columns, by which rows of the answer and of the truth are aligned;
-- `eval_pipeline`: for each column, functions that prepare both cells (`norm_str`, `extract_number`, `norm_date`) and
-  metrics that compare them (`exact_match`, `number_near` within `criterion` times the truth, `url_match` of hosts,
-  `date_near` within 31 days, `in_match`).
+- `eval_pipeline`: for each column, functions that prepare both cells (`norm_str`, `extract_number`) and metrics that
+  compare them (`exact_match`, `number_near` within `criterion` times the truth).
 
 An item is a cell. A row is right if all its items are right. The key items of an aligned row are always right. Of rows
 with equal keys the first counts. Precision divides by the items (or rows) of the answer and recall by those of the
@@ -14,18 +13,14 @@ truth. Success is a table whose rows are exactly those of the truth.
 
 Differences from the official evaluation:
 
-- No language model is called. The official evaluation uses one to rename columns, to align keys and to judge
-  `llm_judge` columns. Here a table with other columns is no answer, and keys must be equal after preparation. A judged
-  column is an error, unless an option reads it as `exact_match`. Such scores must not be compared with published ones.
+- No language model is called to rename columns, to align keys or to judge free text. A table with other columns is no
+  answer, and keys must be equal after preparation. Such scores must not be compared with published ones.
 - Cells are texts. The official evaluation reads tables with pandas, which guesses a type for each column, so that 5
   beside an empty cell becomes 5.0. The texts that pandas reads as missing (`N/A`, `null`, ...) are one value here too.
 - Scores are in [0, 1]. Officially, rows whose keys become equal by preparation all count, and an item counts once for
   each metric of its column, so that recall can exceed 1. Here equal keys are one row, and an item is right if all
   metrics agree.
-- Cells without an address or a date agree only if they are equal. Officially they all agree with each other. An empty
-  cell is `in_match` only with an empty cell, officially with every cell.
-- Dates have the year first (2024-05-03, 2024-05) or an English month. The official parser reads many languages, and
-  also `yesterday`.
+- The metrics of addresses, dates and parts of texts are missing, since no task here needs them.
 """
 
 from __future__ import annotations
@@ -35,7 +30,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -48,8 +42,6 @@ from selfcest_env.types import Task
 # Keys of `Task.metadata`.
 EVALUATION = "evaluation"
 ROW_DOCUMENTS = "row_documents"
-JUDGE = "llm_judge"
-JudgePolicy = Literal["refuse", "exact"]
 
 # Texts that pandas reads as missing values by default.
 MISSING = frozenset(
@@ -137,28 +129,6 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)%?")
 _MAX_NUMBER_CHARACTERS = 100
-_MAX_DATE_CHARACTERS = 40
-_MAX_DAYS = 31
-_HOST = re.compile(r"https?://([^\s/?#|()\[\]<>\"',;]+)")
-_DAY = r"(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?"
-_MONTH = r"(?P<month>[A-Za-z]{3,9})\.?"
-_YEAR = r"(?P<year>[0-9]{4})"
-_DATES = tuple(
-    map(
-        re.compile,
-        (
-            r"(?P<year>[0-9]{4})(?P<s>[-/.])(?P<number>[0-9]{1,2})(?:(?P=s)(?P<day>[0-9]{1,2}))?",
-            r"(?P<year>[0-9]{4})年(?P<number>[0-9]{1,2})月(?:(?P<day>[0-9]{1,2})日)?",
-            rf"{_DAY}\s*{_MONTH},?\s*{_YEAR}",
-            rf"{_MONTH}\s*{_DAY},?\s*{_YEAR}",
-            rf"{_MONTH},?\s*{_YEAR}",
-        ),
-    )
-)
-_MONTHS = (
-    *("january", "february", "march", "april", "may", "june", "july"),
-    *("august", "september", "october", "november", "december"),
-)
 
 
 def _norm_str(text: str) -> str:
@@ -169,35 +139,6 @@ def _extract_number(text: str) -> str:
     match = _NUMBER.search(text.replace(",", ""))
     # The official function returns this text, so that two cells without a number agree.
     return match[0] if match else "NULL"
-
-
-def _norm_date(text: str) -> str:
-    parsed = read_date(text)
-    return text if parsed is None else parsed.isoformat()
-
-
-def read_date(text: str) -> date | None:
-    """Return the date that a text writes; the first of the month without a day, `None` for a year without a month."""
-    text = text.strip()
-    if len(text) > _MAX_DATE_CHARACTERS:
-        return None
-    match = next((match for pattern in _DATES if (match := pattern.fullmatch(text))), None)
-    if match is None:
-        return None
-    groups = match.groupdict()
-    month_number = int(groups.get("number") or _find_month(groups.get("month") or ""))
-    try:
-        return date(int(groups["year"]), month_number, int(groups.get("day") or 1))
-    except ValueError:
-        return None
-
-
-def _find_month(name: str) -> int:
-    """Return the number of the month that begins with this name; 0 if there is none."""
-    for number, month in enumerate(_MONTHS, 1):
-        if name and month.startswith(name.lower()):
-            return number
-    return 0
 
 
 def _read_number(text: str) -> float | None:
@@ -220,32 +161,15 @@ def _is_near_number(answered: str, truth: str, criterion: float) -> bool:
     return abs(answered_value - true_value) <= abs(true_value) * criterion
 
 
-def _has_same_hosts(answered: str, truth: str, criterion: float) -> bool:
-    hosts = {*_HOST.findall(truth)}
-    return bool(hosts) and hosts == {*_HOST.findall(answered)}
-
-
-def _is_near_date(answered: str, truth: str, criterion: float) -> bool:
-    answered_date = read_date(answered)
-    true_date = read_date(truth)
-    if answered_date is None or true_date is None:
-        return False
-    return abs((answered_date - true_date).days) <= _MAX_DAYS
-
-
 PREPARE: Mapping[str, Callable[[str], str]] = {
     "norm_str": _norm_str,
     "extract_number": _extract_number,
-    "norm_date": _norm_date,
 }
 # Each takes the prepared cell of the answer, that of the truth, and `criterion`. Equal cells agree by every metric, so
 # metrics are called only for unequal cells.
 METRICS: Mapping[str, Callable[[str, str, float], bool]] = {
     "exact_match": lambda answered, truth, criterion: answered.lower() == truth.lower(),
     "number_near": _is_near_number,
-    "url_match": _has_same_hosts,
-    "date_near": _is_near_date,
-    "in_match": lambda answered, truth, criterion: bool(answered) and answered in truth,
 }
 
 
@@ -255,25 +179,6 @@ def _strict_number(text: str, *sources: str) -> float | None:
         return None
     value = parse_only_number(text, drop_percent=False, sources=sources)
     return None if value is None else float(value)
-
-
-_LIST_OF_PARTS = re.compile(r"[,;/&()]|\b(?:and|or)\b")
-
-
-def _is_most_of(answered: str, truth: str) -> bool:
-    """Return whether an answer is whole words of the truth, and half of the truth or of a listed part at least."""
-    answered = _normalize_space(answered)
-    truth = _normalize_space(truth)
-    if not answered:
-        return not truth
-    for part in (truth, *map(_normalize_space, _LIST_OF_PARTS.split(truth))):
-        if f" {answered} " in f" {part} " and 2 * len(answered) >= len(part):
-            return True
-    return False
-
-
-def _normalize_space(text: str) -> str:
-    return " ".join(text.lower().replace("*", "").split())
 
 
 # Rules
@@ -286,7 +191,7 @@ class Column:
     Attributes:
         name: name of the column, as `column_name` returns it.
         prepare: keys of `PREPARE`, applied to both cells in this order.
-        metrics: keys of `METRICS`, or `llm_judge`. A cell is right if all metrics agree. Key columns do not use them.
+        metrics: keys of `METRICS`. A cell is right if all metrics agree. Key columns do not use them.
         criterion: tolerance of `number_near`, relative to the truth.
     """
 
@@ -309,8 +214,7 @@ class Column:
         """Return whether two raw cells, which agree after preparation, also mean the same without doubt.
 
         A number must be the only one of its cell. It may stand beside words of the question and of the truth, units and
-        plain words, but beside no word that could change it. For `in_match`, the answer must be whole words, and at
-        least half of the truth or of one of its listed parts. If the truth is not a single number, the official rule
+        plain words, but beside no word that could change it. If the truth is not a single number, the lenient rule
         stands.
         """
         if "extract_number" in self.prepare:
@@ -319,7 +223,7 @@ class Column:
             if true_value is not None:
                 tolerance = abs(true_value) * self.criterion
                 return answered_value is not None and abs(answered_value - true_value) <= tolerance
-        return "in_match" not in self.metrics or _is_most_of(answered, truth)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,21 +264,6 @@ class TableRules:
                         f"Expected one of {', '.join(names)}"
                     )
         return cls(tuple(_read_column(name, steps.get(name), name in unique) for name in names), unique)
-
-    def resolve_judge(self, policy: JudgePolicy) -> TableRules:
-        """Return rules without a judge.
-
-        Raises:
-            RewardError: a column needs a judge and `policy` is "refuse".
-        """
-        judged_names = [column.name for column in self.columns if JUDGE in column.metrics]
-        if judged_names and policy == "refuse":
-            raise RewardError(
-                f"the columns {', '.join(judged_names)} need a judge ({JUDGE}), a language model, and no grader calls "
-                "one; compare them as texts (judged: exact of the grader wide), or leave such tasks out (judged: false "
-                "of the source widesearch)"
-            )
-        return TableRules(tuple(_replace_judge(column) for column in self.columns), self.unique)
 
     def index_rows(self, table: Table) -> dict[tuple[str, ...], KeyedRow]:
         """Return the first row of each prepared key, with cells in the order of `columns`."""
@@ -420,7 +309,7 @@ def _read_column(name: str, step: Any, is_key: bool) -> Column:
         raise RewardError(f"eval_pipeline.{name} is {step!r:.80}; expected an object with 'preprocess' and 'metric'")
     prepare = step.get("preprocess", [])
     metrics = step.get("metric", [])
-    for key, functions, known in (("preprocess", prepare, [*PREPARE]), ("metric", metrics, [*METRICS, JUDGE])):
+    for key, functions, known in (("preprocess", prepare, [*PREPARE]), ("metric", metrics, [*METRICS])):
         if not isinstance(functions, list) or not all(item in known for item in functions):
             raise RewardError(
                 f"eval_pipeline.{name}.{key} is {functions!r:.80}; expected a list of names among {', '.join(known)}"
@@ -437,11 +326,6 @@ def _read_column(name: str, step: Any, is_key: bool) -> Column:
             f"eval_pipeline.{name}.criterion is {criterion!r:.80}; expected a number >= 0 for number_near"
         )
     return Column(name, tuple(prepare), tuple(metrics) or ("exact_match",), float(criterion))
-
-
-def _replace_judge(column: Column) -> Column:
-    metrics = tuple(dict.fromkeys("exact_match" if name == JUDGE else name for name in column.metrics))
-    return Column(column.name, column.prepare, metrics, column.criterion)
 
 
 @lru_cache(maxsize=1024)
@@ -494,13 +378,12 @@ class WideScores:
         return self.rows.right == self.rows.answered == self.rows.true
 
 
-def wide_scores(task: Task, answer: str | None, judged: JudgePolicy = "refuse", strict: bool = False) -> WideScores:
-    """Compute WideSearch's scores of an answer.
+def wide_scores(task: Task, answer: str | None, strict: bool = False) -> WideScores:
+    """Compute the scores of an answer.
 
     Args:
         task: task whose answer is a Markdown table, with `evaluation` in its metadata.
         answer: text with a table, or `None` for no answer.
-        judged: treatment of a column that needs a judge. "refuse" raises, "exact" compares the texts.
         strict: whether cells must also agree by `Column.strictly_agrees`.
 
     Raises:
@@ -512,7 +395,7 @@ def wide_scores(task: Task, answer: str | None, judged: JudgePolicy = "refuse", 
             f"{where} has no metadata '{EVALUATION}'; expected required, unique_columns and eval_pipeline as JSON"
         )
     try:
-        rules = _read_rules(str(task.metadata[EVALUATION])).resolve_judge(judged)
+        rules = _read_rules(str(task.metadata[EVALUATION]))
     except ValueError as error:
         raise RewardError(f"{where}: {error}") from error
     gold_table = read_table(task.answer)
@@ -561,14 +444,12 @@ class Wide(Checked):
 
     Attributes:
         score: `item_f1`, `row_f1`, or `success`, which is 1 or 0.
-        judged: treatment of a column that needs a judge: `refuse` the task, or `exact` to compare texts.
-        strict: whether a number cell must have exactly one number, with its sign and scale, and a cell of `in_match`
-            must be most of the truth. For training; the official rules are lenient.
+        strict: whether a number cell must have exactly one number, with its sign and scale. For training; the official
+            rules are lenient.
     """
 
     max_characters: ClassVar[int] = 300_000
     score: Literal["item_f1", "row_f1", "success"] = "item_f1"
-    judged: JudgePolicy = "refuse"
     strict: bool = False
 
     def grade(self, task: Task, answer: str | None) -> Grade:
@@ -579,7 +460,7 @@ class Wide(Checked):
             )
         too_long = answer is not None and len(answer) > self.max_characters
         # The task is checked even if the answer is too long, so that a broken task always raises.
-        scores = wide_scores(task, None if too_long else answer, self.judged, self.strict)
+        scores = wide_scores(task, None if too_long else answer, self.strict)
         if too_long:
             return Grade(0.0, correct=False, well_formed=False, note="answer too long")
         if not scores.readable:

@@ -34,7 +34,6 @@ SOURCES = Registry(
         "distractors": "selfcest_env.tasks.long_context:Distractors",
         "babilong": "selfcest_env.tasks.long_context:Babilong",
         "questions": "selfcest_env.tasks.qa:UserQuestions",
-        "widesearch": "selfcest_env.tasks.widesearch:WideSearch",
         "aime": "selfcest_env.tasks.aime:AIME",
         "countdown": "selfcest_env.tasks.countdown:Countdown",
         "countdown_file": "selfcest_env.tasks.countdown:CountdownFile",

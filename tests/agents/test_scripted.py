@@ -9,7 +9,7 @@ import pytest
 
 from selfcest_agents.policy import Actor, ScriptedPolicy, TurnGenerator
 from selfcest_agents.rollout import RolloutRequest, rollout
-from selfcest_agents.scripted import ATTACKS, HostileActor, NeverDelegate, OracleActor, RandomActor
+from selfcest_agents.scripted import ATTACKS, HostileActor, OracleActor, RandomActor
 from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import PromptFormat
@@ -76,7 +76,7 @@ def test_oracle_and_monolith_are_right(name: str, protocol: PromptFormat) -> Non
     for seed in range(5):
         task = source.draw(rng)
         with_clones = play(task, OracleActor(source, protocol), protocol, seed=seed)
-        alone = play(task, NeverDelegate(source, protocol), protocol, seed=seed)
+        alone = play(task, OracleActor(source, protocol, Style.READ), protocol, seed=seed)
         assert with_clones.agents[ROOT].reply == alone.agents[ROOT].reply == task.answer
         assert len(with_clones.agents) > 1
         assert len(alone.agents) == 1

@@ -434,14 +434,3 @@ def test_a_study_killed_outright_resumes_to_the_same_results(tmp_path: Path) -> 
         return [replace(result, costs=result.costs and {**result.costs, "wall_seconds": 0.0}) for result in found]
 
     assert timeless("killed") == timeless("whole")
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["a.yaml", "--trust", "module"]], ids=" ".join)
-def test_the_old_name_of_contamination_names_the_new_one(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["selfcest", "leaks", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
-    assert capsys.readouterr().err == "selfcest: the command `leaks` was renamed; use `selfcest contamination`\n"

@@ -3,21 +3,19 @@
 import json
 import random
 from dataclasses import replace
-from datetime import date
 from itertools import product
 from typing import Any
 
 import pytest
 from growth import growth
 
-from selfcest_env.errors import ConfigError, RewardError
+from selfcest_env.errors import RewardError
 from selfcest_env.graders import NO_ANSWER, AnswerPart
 from selfcest_env.graders.wide import (
     Hits,
     Table,
     TableRules,
     Wide,
-    read_date,
     read_row,
     read_table,
     wide_scores,
@@ -72,7 +70,6 @@ def one_cell_is_strictly_right(truth: str, answer: str, step: dict[str, Any]) ->
 
 
 EXACT_NUMBER = {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.0}
-PART = {"preprocess": ["norm_str"], "metric": ["in_match"]}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +85,6 @@ PART = {"preprocess": ["norm_str"], "metric": ["in_match"]}
         ("-100", "-100 m", EXACT_NUMBER, True),
         ("1,000", "1000", EXACT_NUMBER, True),
         ("100 (2010)", "100 in 2010", EXACT_NUMBER, True),  # a truth of two numbers is left to the official rule
-        *(("red", text, PART, False) for text in ("r", "e", "ed", "*", "")),
-        *(("red and green", text, PART, True) for text in ("red", "green", "Red and green", "**red**")),
-        *(("red and green", text, PART, False) for text in ("and", "gree", "d and g", "r")),
-        ("New York City", "New York", PART, True),
-        ("New York City", "New", PART, False),
-        ("the red house", "the", PART, False),
     ],
 )
 def test_the_strict_rule_of_cells(truth: str, answer: str, step: dict[str, Any], correct: bool) -> None:
@@ -102,7 +93,6 @@ def test_the_strict_rule_of_cells(truth: str, answer: str, step: dict[str, Any],
 
 def test_the_official_rule_of_cells_is_the_default() -> None:
     assert all(one_cell("100", text, EXACT_NUMBER) for text in ("100 or 5", "100 million", "–100"))
-    assert one_cell("red", "r", PART)
 
 
 def test_scores_worked_out_by_hand() -> None:
@@ -326,52 +316,11 @@ def test_rows_are_written_and_read_back(cells: tuple[str, ...]) -> None:
         ({**NUMBER, "preprocess": []}, "10", "inf", False),
         ({**NUMBER, "preprocess": []}, "inf", "10", False),
         ({**NUMBER, "preprocess": []}, "10", "1" * 5000, False),
-        ({"metric": ["url_match"]}, "https://a.org/x", "see http://a.org", True),
-        ({"metric": ["url_match"]}, "https://a.org/x", "[a](https://a.org)", True),
-        ({"metric": ["url_match"]}, "https://a.org/x", "https://b.org/x", False),
-        ({"metric": ["url_match"]}, "https://a.org/x", "https://a.org.evil.com", False),
-        ({"metric": ["url_match"]}, "https://a.org/x", "https://a.org, https://b.org", False),
-        ({"metric": ["url_match"]}, "no address", "another", False),
-        ({"metric": ["url_match"]}, "no address", "no address", True),
-        ({"metric": ["in_match"]}, "red and green", "green", True),
-        ({"metric": ["in_match"]}, "red and green", "blue", False),
-        ({"preprocess": ["norm_str"], "metric": ["in_match"]}, "red", "*", False),
-        ({"metric": ["date_near"]}, "3 May 2024", "2024-06-03", True),
-        ({"metric": ["date_near"]}, "3 May 2024", "2024-06-04", False),
-        ({"metric": ["date_near"]}, "soon", "later", False),
-        ({"preprocess": ["norm_date"], "metric": ["exact_match"]}, "3 May 2024", "May 3rd, 2024", True),
-        ({"preprocess": ["norm_date"], "metric": ["exact_match"]}, "3 May 2024", "2024年5月3日", True),
-        ({"preprocess": ["norm_date"], "metric": ["exact_match"]}, "3 May 2024", "2024/05/04", False),
         ({"preprocess": ["norm_str", "extract_number"], "metric": ["exact_match"]}, "No 7", "7", True),
-        ({"metric": ["in_match", "number_near"], "criterion": 0}, "17", "7", False),
-        ({"metric": ["in_match", "number_near"], "criterion": 1}, "17", "7", True),
     ],
 )
 def test_cells(step: dict[str, Any], truth: str, answer: str, right: bool) -> None:
     assert one_cell(truth, answer, step) == right
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("2024-05-03", date(2024, 5, 3)),
-        ("2024/5", date(2024, 5, 1)),
-        ("3rd may 2024", date(2024, 5, 3)),
-        ("Sept. 3, 2024", date(2024, 9, 3)),
-        ("december 2024", date(2024, 12, 1)),
-        ("3may2024", date(2024, 5, 3)),
-        ("2024", None),
-        ("2024-13-01", None),
-        ("2023-02-29", None),
-        ("2024-05/03", None),
-        ("3 Mai 2024", None),
-        ("03/05/2024", None),
-        ("yesterday", None),
-        ("0000-01-01", None),
-    ],
-)
-def test_dates(text: str, found: date | None) -> None:
-    assert read_date(text) == found
 
 
 # What cannot be graded
@@ -400,11 +349,9 @@ def step(**keys: Any) -> dict[str, Any]:
         (changed(required=["name", "people"]), "eval_pipeline names 'river', which is no required column"),
         (step(preprocess=["lower"]), r"river.preprocess is \['lower'\]; expected a list of names among norm_str, "),
         (step(metric="exact_match"), "river.metric is 'exact_match'; expected a list of names among exact_match, "),
-        (step(metric=["llm"]), r"river.metric is \['llm'\]; expected a list of names among .*llm_judge"),
         (step(metric=[]), r"river.metric is \[\]; expected at least one of exact_match"),
         (step(metric=["number_near"]), "river.criterion is None; expected a number >= 0 for number_near"),
         (step(metric=["number_near"], criterion=-1), "river.criterion is -1; expected a number >= 0"),
-        (step(metric=["llm_judge"]), r"the columns river need a judge .*judged: exact of the grader wide"),
     ],
 )
 def test_rules_that_cannot_be_followed_are_named(evaluation: dict[str, Any], said: str) -> None:
@@ -430,19 +377,6 @@ def test_rules_that_cannot_be_followed_are_named(evaluation: dict[str, Any], sai
 def test_tasks_that_cannot_be_graded_are_named(task: Task, said: str) -> None:
     with pytest.raises(RewardError, match=said):
         make_reward("correct", grader={"name": "wide"}).check([task], "here")
-
-
-def test_a_judged_column_may_be_read_as_text() -> None:
-    task = table_task(evaluation=step(metric=["llm_judge"], criterion="Close enough counts."))
-    with pytest.raises(RewardError, match="need a judge"):
-        wide_scores(task, GOLD)
-    assert wide_scores(task, GOLD.replace("Rhine", "rhine"), "exact").success
-    assert wide_scores(task, GOLD.replace("Rhine", "the Rhine"), "exact").by_row == (3, 2, 3)
-    assert Wide(judged="exact").grade(task, GOLD).correct
-    with pytest.raises(ConfigError, match="judged is 'yes'; expected"):
-        make_reward("correct", grader={"name": "wide", "judged": "yes"})
-    with pytest.raises(ConfigError, match="score is 'f1'; expected"):
-        make_reward("correct", grader={"name": "wide", "score": "f1"})
 
 
 def test_rules_are_those_of_the_official_object() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,12 @@ from selfcest_env.errors import ConfigError, DataError, TaskError
 from selfcest_env.graders.by_source import BySource
 from selfcest_env.graders.wide import read_table, wide_scores
 from selfcest_env.reward import make_reward
-from selfcest_env.tasks import ExpertSource, TaskSource, make_source
-from selfcest_env.tasks.finite import FiniteSource
+from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.tasks.plan import appears_in
 from selfcest_env.tasks.support import gold_support
 from selfcest_env.tasks.tables import TableQuestion
 from selfcest_env.tasks.two_wiki_tables import TwoWikiTables
 from selfcest_env.tasks.wide_tables import COLUMNS, NOTES, WideTables
-from selfcest_env.tasks.widesearch import WideSearch
 from selfcest_env.types import Task
 
 
@@ -278,170 +274,3 @@ def test_tables_of_the_official_sample() -> None:
             cells += len(values)
     assert (len(tasks), sum(int(task.metadata["size"]) for task in tasks), cells) == (18, 134, 134)
     make_reward("by_source").check(tasks, "here")
-
-
-# WideSearch
-
-
-QUERY: dict[str, Any] = {
-    "instance_id": "ws_en_001",
-    "query": "List the rivers. The column names are as follows: River, Length (km), Source.",
-    "evaluation": {
-        "unique_columns": ["river"],
-        "required": ["river", "length(km)", "source"],
-        "eval_pipeline": {
-            "river": {"preprocess": ["norm_str"], "metric": ["exact_match"]},
-            "length(km)": {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.05},
-            "source": {"preprocess": ["norm_str"], "metric": ["url_match"]},
-        },
-    },
-    "language": "en",
-}
-JUDGED = {
-    **QUERY,
-    "instance_id": "ws_zh_002",
-    "query": "列出河流。",
-    "evaluation": {
-        "unique_columns": ["river"],
-        "required": ["river", "note"],
-        "eval_pipeline": {
-            "river": {"preprocess": ["norm_str"], "metric": ["exact_match"]},
-            "note": {"preprocess": ["norm_str"], "metric": ["llm_judge"], "criterion": "Roughly the same is right."},
-        },
-    },
-    "language": "zh",
-}
-CSV = {
-    "ws_en_001": 'River,Length (km),Source,Remark\r\nRhine,"1,233",https://a.org/r,x\r\nDanube,2850,https://a.org/d,y\r\n',
-    "ws_zh_002": 'River,Note\nRhine,"two\nlines | a pipe"\nElbe,\n',
-}
-
-
-def official(
-    tmp_path: Path, queries: Sequence[dict[str, Any]] = (QUERY, JUDGED), tables: dict[str, str] = CSV, **options: Any
-) -> WideSearch:
-    (tmp_path / "widesearch_gold").mkdir(exist_ok=True)
-    for name, text in tables.items():
-        (tmp_path / "widesearch_gold" / f"{name}.csv").write_text(text, encoding="utf-8", newline="")
-    (tmp_path / "widesearch.jsonl").write_text("\n".join(map(json.dumps, queries)), encoding="utf-8")
-    return WideSearch(str(options.pop("path", tmp_path / "widesearch.jsonl")), **options)
-
-
-def test_official_files_are_read(tmp_path: Path) -> None:
-    first, second = official(tmp_path).tasks()
-    assert first.prompt == QUERY["query"]
-    assert first.answer.split("\n") == [
-        "| river | length(km) | source |",
-        "| --- | --- | --- |",
-        "| Rhine | 1,233 | https://a.org/r |",
-        "| Danube | 2850 | https://a.org/d |",
-    ]
-    assert first.context == {}
-    facts = {"id": "ws_en_001", "language": "en", "size": 2, "columns": 3, "record": 1}
-    assert first.metadata.items() >= facts.items()
-    assert second.answer.split("\n")[2:] == ["| Rhine | two lines \\| a pipe |", "| Elbe |  |"]
-    answer = "River | Length (km) | Source\nrhine | about 1200 km | https://a.org\nVolga | 3530 | https://b.org"
-    scores = wide_scores(first, f"```markdown\n{answer}\n```")
-    assert (scores.items.right, scores.rows.right, scores.rows.answered) == (3, 1, 2)
-    source = official(tmp_path)
-    assert isinstance(source, FiniteSource)
-    assert not isinstance(source, ExpertSource)
-
-
-def test_layouts_of_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = official(tmp_path).tasks()
-    assert [task.answer for task in official(tmp_path, path=tmp_path).tasks()] == [task.answer for task in tasks]
-    hub = [{**query, "evaluation": json.dumps(query["evaluation"])} for query in (QUERY, JUDGED)]
-    assert [task.answer for task in official(tmp_path, hub).tasks()] == [task.answer for task in tasks]
-    (tmp_path / "widesearch_gold").rename(tmp_path / "elsewhere")
-    monkeypatch.setenv("SOME_GOLD", str(tmp_path))
-    source = WideSearch(str(tmp_path / "widesearch.jsonl"), answers="$SOME_GOLD/elsewhere")
-    assert [task.answer for task in source.tasks()] == [task.answer for task in tasks]
-
-
-def test_a_changed_gold_table_is_another_digest(tmp_path: Path) -> None:
-    before = official(tmp_path).tasks()[1].metadata["file_digest"]
-    assert re.fullmatch("[0-9a-f]{16}", str(before))
-    assert official(tmp_path).tasks()[1].metadata["file_digest"] == before
-    changed = {**CSV, "ws_en_001": CSV["ws_en_001"].replace("2850", "2851")}
-    assert official(tmp_path, tables=changed).tasks()[1].metadata["file_digest"] != before
-
-
-def test_a_judged_column_is_an_error_before_anything_is_played(tmp_path: Path) -> None:
-    tasks = official(tmp_path).tasks()
-    reward = make_reward("by_source")
-    reward.check(tasks[:1], "here")
-    with pytest.raises(ValueError, match=r"here: .* columns note need a judge \(llm_judge\).*judged: exact"):
-        reward.check(tasks, "here")
-    make_reward("by_source", grader={"name": "wide", "judged": "exact"}).check(tasks, "here")
-    assert [task.metadata["id"] for task in official(tmp_path, judged=False).tasks()] == ["ws_en_001"]
-
-
-def test_rows_with_equal_keys_are_left_out_and_counted(tmp_path: Path) -> None:
-    twice = {**CSV, "ws_en_001": CSV["ws_en_001"] + "rhine,1,https://c.org,z\n"}
-    with pytest.warns(UserWarning, match=r"ws_en_001\.csv: left out 1 of 3 rows, whose river an earlier row has"):
-        task = official(tmp_path, tables=twice).tasks()[0]
-    assert task.answer == official(tmp_path).tasks()[0].answer
-
-
-def without(key: str) -> dict[str, Any]:
-    return {name: value for name, value in QUERY.items() if name != key}
-
-
-def evaluation(**keys: Any) -> dict[str, Any]:
-    return {**QUERY, "evaluation": {**QUERY["evaluation"], **keys}}
-
-
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        (without("query"), "query is missing; expected a string"),
-        ({**QUERY, "query": " "}, "query is ' '; expected a text that is not empty"),
-        (without("instance_id"), "instance_id is missing; expected a string"),
-        ({**QUERY, "instance_id": "ws_en_009"}, r"instance_id is 'ws_en_009', but there is no gold table .*9\.csv"),
-        ({**QUERY, "instance_id": "../x"}, r"instance_id is '\.\./x'; expected letters, digits"),
-        (without("evaluation"), "evaluation is missing; expected an object"),
-        ({**QUERY, "evaluation": "{"}, "evaluation is '{'; expected an object, or one as JSON"),
-        (evaluation(required=[]), r"evaluation cannot be used: required is \[\]; expected a list of column names"),
-        (
-            evaluation(required=["river", "depth"], eval_pipeline={"depth": {"metric": ["exact_match"]}}),
-            r"evaluation.required names depth; found in .*ws_en_001\.csv: river, length\(km\), source, remark",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_names_file_record_and_key(tmp_path: Path, query: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=rf"widesearch\.jsonl:2, record 2: {said}"):
-        official(tmp_path, [JUDGED, query]).tasks()
-    with pytest.warns(UserWarning, match="left out 1 records"):
-        assert len(official(tmp_path, [JUDGED, query], skip_faulty=True).tasks()) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("River,Length (km),Source\n", "names river, length\\(km\\), source; found in .*: no row"),
-        ("River,Length (km),Source\nRhine,1\n", r"ws_en_001\.csv:2, record 1: 2 cells; expected 3"),
-        ("River,Length (km),Source\n-,-,-\n", "whose gold table .* no Markdown table can hold"),
-    ],
-)
-def test_a_gold_table_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        official(tmp_path, [QUERY], {"ws_en_001": text}).tasks()
-
-
-def test_the_hub_has_no_gold_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hub = [replace_evaluation(query) for query in (QUERY, JUDGED)]
-    monkeypatch.setattr("selfcest_env.tasks.files._hub_rows", lambda path: tuple(hub))
-    with pytest.raises(
-        DataError, match="do not contain the gold tables; download the folder widesearch_gold of .* name"
-    ):
-        WideSearch("hub:ByteDance-Seed/WideSearch:full").tasks()
-    official(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tasks = WideSearch("hub:ByteDance-Seed/WideSearch:full", answers=str(tmp_path / "widesearch_gold")).tasks()
-    assert [task.metadata["id"] for task in tasks] == ["ws_en_001", "ws_zh_002"]
-
-
-def replace_evaluation(query: dict[str, Any]) -> dict[str, Any]:
-    return {**query, "evaluation": json.dumps(query["evaluation"])}

@@ -464,10 +464,6 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
             ["compared has 'total_token', which is no cost", "Did you mean 'total_tokens'"],
         ),
         ({"min_difference": -0.1}, ["min_difference is -0.1"]),
-        ({"arms": {}}, ["unknown config key 'arms'", "rename it to 'strategies'"]),
-        ({"cells": []}, ["cells is now called eval_sets: write eval_sets: []"]),
-        ({"tries": 3}, ["tries is now called max_retries: write max_retries: 2"]),
-        ({"max_unplayable_share": 0.5}, ["max_unplayable_share is now called max_failed_fraction", "0.5"]),
         ({"strategies": {"delegate": None}}, ["strategies.delegate is empty; write {}"]),
         ({"strategies": {"delegate": {"limits": {"total_tokens": 9}}}}, ["delegate.limits.total_tokens", "sweep"]),
         (

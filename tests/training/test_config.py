@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -274,30 +273,6 @@ NEW_KEYS = {
     "group_filter": {"name": "varied"}, "max_staleness": 2, "max_retries": 4, "max_failed_fraction": 0.5,
     "loss_denominator_tokens": 7.0,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("old", "new"), list(zip(OLD_KEYS, NEW_KEYS, strict=True)))
-def test_a_renamed_key_is_refused_with_its_new_name_and_value(tmp_path: Path, old: str, new: str) -> None:
-    said = f"variants.delegating.rl.{old} is now called {new}: write {new}: {NEW_KEYS[new]!r}"
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        parse_config(edited(f"variants.delegating.rl.{old}", OLD_KEYS[old]))
-    file = tmp_path / "small.yaml"
-    file.write_text(write_yaml(small()), encoding="utf-8")
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        load_config(file, [f"variants.delegating.rl.{old}={json.dumps(OLD_KEYS[old])}"])
-
-
-@pytest.mark.parametrize(
-    ("old", "value", "said"),
-    [
-        ("arms", {"a": 1}, "arms is now called variants: write variants: {'a': 1}"),
-        (f"{PHASE}.learned", 0.5, "phases[0].learned is now called min_accuracy: write min_accuracy: 0.5"),
-        ("variants.delegating.warmstart.attempts", 2, "attempts is now called max_attempts: write max_attempts: 2"),
-    ],
-)
-def test_a_key_of_any_block_is_refused_with_its_new_name(old: str, value: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        parse_config(edited(old, value))
 
 
 def test_a_config_that_an_earlier_release_stored_is_read_and_has_its_digest(tmp_path: Path) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass, replace
 from functools import cached_property
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -407,29 +404,6 @@ def test_options_of_a_stage_are_read_like_those_of_a_dataclass() -> None:
     with pytest.raises(TypeError, match=r"Thaws.Options is .*; expected a frozen dataclass"):
         type("Thaws", (Stateful,), {"Options": dataclass(type("Options", (), {}))})
 
-
-class OldGate:
-    """A group filter of release 0.1."""
-
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], num_groups: int, rounds: int) -> FilterResult:
-        return FilterResult(tuple(groups))
-
-
-def test_a_group_filter_of_release_0_1_is_refused_with_the_new_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "old_package", ModuleType("old_package"))
-    vars(sys.modules["old_package"])["OldGate"] = OldGate
-    with pytest.raises(PlugInError, match=r"'old_package:OldGate': OldGate has admit, which is now called filter;"):
-        make_group_filter(PlugIn("old_package:OldGate"), "rl.group_filter")
-
-    def entry_points(*, group: str) -> list[EntryPoint]:
-        return [EntryPoint("old", "old_package:OldGate", group)] if group == "selfcest.gate" else []
-
-    monkeypatch.setattr(plugin, "entry_points", entry_points)
-    plugin._find_entry_points.cache_clear()
-    with pytest.raises(PlugInError, match=r"'old': .* group selfcest.gate, which is now called selfcest.group_filter;"):
-        make_group_filter(PlugIn("old"), "rl.group_filter")
-    with pytest.raises(ConfigError, match="unknown group filter 'older'"):
-        make_group_filter(PlugIn("older"), "rl.group_filter")
     assert make_group_filter(PlugIn("all"), "rl.group_filter") == KeepAll(), "what is built in is not in the way"
     plugin._find_entry_points.cache_clear()
 

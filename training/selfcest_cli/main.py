@@ -361,15 +361,6 @@ def contamination(
     report_contamination(configs, Terminal(), trust or [])
 
 
-@app.command(
-    hidden=True,
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def leaks() -> None:
-    raise ConfigError("the command `leaks` was renamed; use `selfcest contamination`")
-
-
 @app.command(epilog="Example: selfcest solve '?[1]C[2]E' --policy delegating --documents ledgers.json")
 def solve(
     question: Annotated[str, typer.Argument(help="Question for the root.")],

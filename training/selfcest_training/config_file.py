@@ -206,13 +206,12 @@ def _get_mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
-    """Parse plain values. Raises `ConfigError` for unknown or renamed keys and for wrong types."""
+    """Parse plain values. Raises `ConfigError` for unknown keys and for wrong types."""
     if "strategies" in data and "variants" not in data:
         raise ConfigError(
             "found the config of a study, with strategies; expected the config of a run, with variants: play a study "
             "with `selfcest evaluate -c FILE`"
         )
-    _check_renamed(data)
     return parse_as(RunConfig, data)
 
 
@@ -316,22 +315,6 @@ def _current_key(parent: str, key: Any) -> Any:
 
 def _add_offset(value: Any, offset: int) -> Any:
     return value + offset if offset and type(value) is int else value
-
-
-def _check_renamed(data: Any, place: str = "", parent: str = "") -> None:
-    """Raise `ConfigError` for a key that was renamed."""
-    if isinstance(data, list):
-        for position, value in enumerate(data):
-            _check_renamed(value, f"{place}[{position}]", parent)
-    if not isinstance(data, Mapping):
-        return
-    for key, value in data.items():
-        inner_place = f"{place}.{key}".removeprefix(".")
-        name = _current_key(parent, key)
-        if name != key:
-            current = with_current_keys({key: value}, parent)
-            raise ConfigError(f"{inner_place} is now called {name}: write {name}: {format_value(current[name])}")
-        _check_renamed(value, inner_place, str(key))
 
 
 def run_digest(config: RunConfig) -> str:

@@ -25,7 +25,6 @@ from selfcest_env.structure import (
     Printable,
     Seed,
     Size,
-    format_value,
 )
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits
@@ -249,17 +248,6 @@ def _with_current_cost(spec: object) -> object:
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:
     """Return the `StudyConfig` of plain values. Raises `ConfigError` that names the key of a wrong value."""
-    for old, new in _RENAMED_KEYS.items():
-        if old in data:
-            value = with_current_study_keys({old: data[old]})[new]
-            raise ConfigError(f"{old} is now called {new}: write {new}: {format_value(value)}")
-    costs = data.get("costs")
-    for name, spec in costs.items() if isinstance(costs, dict) else ():
-        if _with_current_cost(spec) != spec:
-            old = spec["name"]
-            raise ConfigError(f"costs.{name}: the cost {old} is now called {_RENAMED_COSTS[old]}; rename it")
-    if "arms" in data:
-        raise ConfigError("unknown config key 'arms'; rename it to 'strategies'")
     strategies = data.get("strategies")
     specs = strategies if isinstance(strategies, dict) else {}
     for label, spec in specs.items():

@@ -36,8 +36,6 @@ GROUP_FILTERS = Registry(
         "all": "selfcest_training.stages.group_filters:KeepAll",
         "varied": "selfcest_training.stages.group_filters:KeepVaried",
     },
-    old_group="selfcest.gate",
-    old_members={"admit": "filter"},
 )
 REWARD_SCHEDULES = Registry(
     RewardSchedule,
