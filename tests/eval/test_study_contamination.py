@@ -112,6 +112,45 @@ def test_of_a_mixture_the_training_part_is_by_question_too(tmp_path: Path) -> No
     assert line == f"{len(drawn)} of {COUNT} instances of mine all are questions of training on mixed 2."
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_of_a_split_only_its_part_was_trained_on(tmp_path: Path, part: str) -> None:
+    own = write(tmp_path / "own.jsonl", range(COUNT))
+    source = {"name": "questions", "path": own}
+    half = {"name": "hashed_split", "options": {"source": source, "part": part, "test_fraction": 0.5}}
+    draws, rng = split(PlugIn(**half), TRAIN), np.random.default_rng(0)
+    drawn = {draws.draw(rng).prompt for _ in range(2000)}
+    (line,) = warnings_of(tmp_path, {"mine": questions(own)}, model(tmp_path / "run", {"half": half}, "half"))
+    assert line == f"{len(drawn)} of {COUNT} instances of mine all are questions of training on half."
+    assert 0 < len(drawn) < 0.8 * COUNT, "a run without this split draws nine tenths"
+
+
+def test_single_turns_of_a_memory_are_trained_on_their_text(tmp_path: Path) -> None:
+    """A source inside another one was not seen, so policies with a memory were never warned of."""
+    lines = []
+    for number in range(COUNT):
+        name = ["Mary", "John", "Daniel", "Sandra"][number % 4]
+        room = ["garden", "kitchen", "office", "hallway"][number // 4 % 4]
+        lines += [f"1 {name} moved to the {room}.", f"2 {name} went to the office.", f"3 Where is {name}?\toffice\t2"]
+    (tmp_path / "qa1.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "books").mkdir()
+    days = "\n\n".join(f"The day number {number} of the year was rather quiet." for number in range(200))
+    (tmp_path / "books" / "b.txt").write_text(days, encoding="utf-8")
+    options = {
+        "source": {"name": "babi", "path": str(tmp_path / "qa1.txt")},
+        "filler": {"path": str(tmp_path / "books")},
+        "words": 40,
+        "words_per_document": 40,
+    }
+    text = {"name": "babilong", "options": options}
+    turns = {"name": "memory_steps", "options": {"source": {"name": "babilong", **options}}}
+    found = [
+        warnings_of(tmp_path, {"mine": text}, model(tmp_path / name, {"t": trained}, "t"))
+        for name, trained in (("whole", text), ("turns", turns))
+    ]
+    assert found[0] == found[1]
+    assert "questions of training on t" in found[0][0]
+
+
 def test_questions_shared_by_the_files_of_configs(tmp_path: Path) -> None:
     own, other = write(tmp_path / "own.jsonl", range(20)), write(tmp_path / "other.jsonl", range(15, 40))
     part = {"name": "questions", "options": {"path": own, "part": "train", "test_fraction": 0.5}}

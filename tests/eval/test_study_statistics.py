@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError
-from selfcest_eval.report.words import describe_frontier, describe_points
+from selfcest_eval.report.findings import ShiftAccuracy, VariantAccuracy
+from selfcest_eval.report.words import describe_frontier, describe_learning, describe_points
 from selfcest_eval.stats.frontier import GRID, Point, Verdict, compare_frontiers, compare_points, envelope
-from selfcest_eval.stats.statistics import Resampler, over_seeds, sign_test, student_t
+from selfcest_eval.stats.statistics import Estimate, Resampler, over_seeds, sign_test, student_t, with_equal_differences
 from selfcest_eval.stats.table import Curves, make_rows
 
 
@@ -16,7 +17,7 @@ def resampler(instances: int, seeds: int = 1, *, crossed: bool = False, resample
     return Resampler(instances, seeds, crossed=crossed, resamples=resamples, confidence=0.95)
 
 
-def point(budget: int, correct: np.ndarray, cost: np.ndarray | float) -> Point:
+def point(budget: int | None, correct: np.ndarray, cost: np.ndarray | float) -> Point:
     costs = np.broadcast_to(np.asarray(cost, float), correct.shape)
     return Point(budget, correct, dict.fromkeys(COSTS, costs))
 
@@ -110,7 +111,8 @@ def test_a_sign_test_by_hand() -> None:
     # All of 5 above: one in 32 on either side. Four of 5: six in 32.
     assert sign_test([1, 1, 1, 1, 1]) == pytest.approx(2 / 32)
     assert sign_test([1, 1, 1, 1, -1]) == pytest.approx(12 / 32)
-    assert sign_test([1, 1, 1, 1, 0]) == pytest.approx(12 / 32), "a gap of 0 is not above"
+    assert sign_test([1, 1, 1, 1, 0]) == pytest.approx(2 / 16), "a gap of 0 says nothing"
+    assert sign_test([0] * 20) == 1
     assert sign_test([1, -1]) == 1
 
 
@@ -324,3 +326,18 @@ def test_an_instance_that_could_not_begin_spent_nothing() -> None:
     assert found.grid[0] == 10
     assert found.gap[0].mean == pytest.approx(0)
     assert found.gap[-1].mean == pytest.approx(-0.5)
+
+
+def test_the_limits_of_a_study_are_its_largest_budget() -> None:
+    """They came first, so headline and warnings of `budgets: [40, null]` were those of 40 tokens."""
+    points = [point(budget, np.ones((3, 1)), np.ones((3, 1))) for budget in (None, 240, 40)]
+    assert [found.budget for found in sorted(points, key=lambda found: found.order)] == [40, 240, None]
+
+
+def test_rl_is_not_judged_on_a_few_instances() -> None:
+    """One instance that was wrong before and right after gave *RL made it more accurate*, with [1.00, 1.00]."""
+    shift = ShiftAccuracy(None, None)
+    for number, words in ((3, "fewer than 20 instances, no verdict on RL of d"), (30, "RL made d more accurate")):
+        change = with_equal_differences(Estimate(1.0, 1.0, 1.0), np.ones((number, 1)))
+        accuracy = VariantAccuracy("f", "d", 1.0, shift, True, number, 0.0, change)
+        assert describe_learning(accuracy, {"d": "d"}, 0.05).startswith(words)

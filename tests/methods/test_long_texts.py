@@ -32,7 +32,8 @@ from selfcest_eval.play.config import StudyConfig, load_stored_study, parse_stud
 from selfcest_eval.play.costs import FailedEpisodes, costs_of
 from selfcest_eval.play.model_costs import read_shape
 from selfcest_eval.play.reports import grade_reports
-from selfcest_eval.play.results import read_results
+from selfcest_eval.play.results import Result, read_results
+from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import DelegatingStrategy, Episodes, FullReader, Instance, PlayContext, Strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report
@@ -156,6 +157,20 @@ def test_a_memory_stays_within_its_budget_and_forgets_nothing_by_a_fault(tmp_pat
     assert short[MemoryAgent().choose(short, [])].cost.total_tokens == 0
 
 
+def test_a_memory_needs_no_more_budget_than_it_spends(tmp_path: Path) -> None:
+    """Each turn had to leave as much as the dearest one had cost, and the last, without a document, is the cheapest."""
+    source = make_source(tmp_path)
+    # A prompt states a finite budget, whatever its size.
+    limits = replace(LIMITS, total_tokens=100_000, answer_reserve=0, reply_tokens=64)
+    for task, episodes in play(MemoryAgent(), source, tmp_path, limits)[:3]:
+        spent = sum(episode.cost.total_tokens for episode in episodes)
+        player = Expert(str(tmp_path)).load(0)
+        for budget, answer in ((spent, task.answer), (spent - 1, None)):
+            context = PlayContext(replace(limits, total_tokens=budget), 0.0, source, HERMES)
+            (again,) = MemoryAgent().play([Instance(task, 0)], context, player)
+            assert again[-1].answer == answer
+
+
 # A search
 
 STORY = {
@@ -194,7 +209,8 @@ def test_what_a_search_finds(strategy: Any, kept: list[str]) -> None:
         ({"hops": 1}, ["Clara got the lamp there."]),
         ({}, ["Clara got the lamp there.", "Clara journeyed to the office."]),
         ({"words": 10}, ["Clara got the lamp there.", "Clara journeyed to the office."]),
-        ({"words": 9}, []),  # half of them are too few for the first search
+        # Half of 9 words are too few for the first search, so the first sentences stay.
+        ({"words": 9}, ["It rained. Nobody was there."]),
     ],
 )
 def test_what_a_search_for_sentences_finds(options: Any, parts: list[str]) -> None:
@@ -205,6 +221,68 @@ def test_what_a_search_for_sentences_finds(options: Any, parts: list[str]) -> No
     short = Bm25Sentences(**options).shorten(task)
     assert list(short.context.values()) == parts
     assert list(short.context) == [f"part {number}" for number, _ in enumerate(parts, 1)]
+
+
+@pytest.mark.parametrize(
+    ("documents", "prompt", "found"),
+    [
+        ({"Dune Road": "A novel from Ulm.", "Sea Wind": "A novel from Bonn."}, "Who wrote Sea Wind?", "Sea Wind"),
+        ({f"d{n}": f"Agent {n} lives in Ulm." for n in range(4)}, "Where does Agent 3 live?", "d3"),
+        ({"a": "A", "b": "B", "c": ""}, "Where is Mary?", "a"),
+    ],
+)
+def test_a_search_reads_titles_and_words_of_one_character(documents: Any, prompt: str, found: str) -> None:
+    pytest.importorskip("bm25s")
+    assert list(Bm25(documents=1).choose_documents(Task("t", prompt, "x", "own", context=documents))) == [found]
+
+
+@pytest.mark.parametrize("name", ["Anna Ahl", "Élodie Müller", "Øystein Åsen", "LeBron McGee"])
+def test_a_second_hop_follows_names_of_any_letters(name: str) -> None:
+    pytest.importorskip("bm25s")
+    documents = {
+        "film": f"The film of the lamp was made by {name}.",
+        "other": "The lamp shines.",
+        "life": f"{name} was born in Ulm.",
+    }
+    task = Task("t", "Where was the maker of the film of the lamp born?", "Ulm", "own", context=documents)
+    assert sorted(Bm25(documents=2, hops=2).choose_documents(task)) == ["film", "life"]
+
+
+def test_a_sentence_that_is_too_long_alone_does_not_hide_the_others() -> None:
+    pytest.importorskip("bm25s")
+    text = f"The lamp {'and the lamp ' * 9}shines. Clara got the lamp there."
+    task = Task("t", "Where is the lamp?", "x", "own", context={"part 1": text})
+    short = Bm25Sentences(words=8, hops=1).shorten(task)
+    assert list(short.context.values()) == ["Clara got the lamp there."]
+
+
+def test_a_router_knows_who_played_although_the_episodes_had_other_documents(tmp_path: Path) -> None:
+    """It routed again by an episode's documents, of which a memory has one, and graded the wrong episode."""
+
+    def play_stories(name: str, strategies: dict[str, Any], seed: int) -> tuple[Path, list[Result]]:
+        stories = {"name": "room_stories", "task": 1, "stories": 3, "seed": seed}
+        tasks = {}
+        for family, words in (("short", 40), ("long", 400)):
+            options = {"filler": {"path": str(tmp_path / "books")}, "words": words, "words_per_document": 60}
+            size = {"min_statements": 8, "max_statements": 8}
+            tasks[family] = {"name": "babilong", "options": {"source": stories | size, **options}}
+        limits = {"total_tokens": None, "context_tokens": 330, "turn_tokens": 500, "reply_tokens": 64}
+        changes = {"name": name, "tasks": tasks, "strategies": strategies, "limits": limits}
+        config = make_study(tmp_path, episodes=None, compared=["total_tokens"], costs={}, **changes)
+        file = Study(config).play(Store(config.folder), lambda *_: None)
+        return file, [result for result in read_results(file, whole=True) if result.place.style is None]
+
+    history, _ = play_stories("history", {"monolithic": {}, "memory_agent": {}}, 0)
+    inner = {"monolithic": {"name": "monolithic"}, "memory_agent": {"name": "memory_agent"}}
+    router = {"name": "v0_router", "options": {"history": str(history), "strategies": inner}}
+    _, routed = play_stories("routed", {"router": router}, 7)
+    long = [result for result in routed if result.place.family == "long"]
+    assert [len(result.episodes) > 4 for result in long] == [True] * 3, "the memory reads what one context cannot hold"
+    for result in long:
+        assert result.chosen == len(result.episodes) - 1
+        assert result.grade.correct
+        assert result.costs is not None
+        assert result.costs["critical_path_tokens"] == result.costs["generated_tokens"]
 
 
 def test_documents_with_titles_keep_them() -> None:

@@ -21,8 +21,8 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Between
 from selfcest_env.tasks.memory import EMPTY_MEMORY, MemoryTurn, Pass
 from selfcest_env.types import Limits, Task
-from selfcest_eval.play.samples import find_remaining_limits
 from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy
+from selfcest_methods.deciding import subtract_costs
 
 
 @stored_as("selfcest_methods.memory_agent:MemoryAgent", passes="passes")
@@ -43,7 +43,8 @@ class MemoryAgent(Strategy):
     in_series: ClassVar[bool] = True
     # 1: a text whose budget runs out has no answer. Before, its last memory was graded as one.
     # 2: an answer may ask for another reading.
-    version: ClassVar[int] = 2
+    # 3: a turn is played if it fits the budget. Before, the rest had to cover the dearest turn, and the last is cheap.
+    version: ClassVar[int] = 3
     passes: Annotated[int, Between(1, 8)] = 2
 
     def limits(self, limits: Limits, task: Task) -> Limits:
@@ -59,10 +60,9 @@ class MemoryAgent(Strategy):
             for i, (instance, reader) in enumerate(zip(instances, readers, strict=True)):
                 if reader.is_done:
                     continue
-                remaining = find_remaining_limits(context.limits, played[i])
                 # Without budget the next turn ends before its prompt, so that the text's last episode has no answer.
                 # Otherwise the memory of the last update would be graded as the answer.
-                limits.append(remaining or replace(context.limits, total_tokens=0, answer_reserve=0))
+                limits.append(subtract_costs(context.limits, played[i]))
                 turns[i] = replace(instance, task=reader.make_turn())
             if not turns:
                 return played

@@ -45,7 +45,10 @@ class JoinedCall:
 
 @dataclass(frozen=True)
 class OrchestratedStrategy(Strategy):
-    """A strategy whose root plays the actions of `next_action`."""
+    """A strategy whose root plays the actions of `next_action`.
+
+    A script that needs more turns than `limits.max_turns` raises this limit, which clones have as well.
+    """
 
     # Raise it when the questions, the parsing of replies or the meaning of `executed` change.
     version: ClassVar[int] = 1

@@ -28,7 +28,7 @@ from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import DelegatingStrategy, Instance, Monolithic, PlayContext, Strategy
 
 _NUMBERED_PART = re.compile(r"part [0-9]+")
-_NAME = re.compile(r"\b[A-Z][a-z]+\b")
+_WORD = r"(?u)\b\w+\b"  # also of one character, unlike the default of bm25s
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class _Bm25Options(_ChosenDocuments, Checked):
     """
 
     # 1: "Mr." ends no sentence in the search for names.
-    version: ClassVar[int] = 1
+    # 2: keys that are titles, words of one character, and names with accents are searched as well.
+    version: ClassVar[int] = 2
     documents: Count = 4
     hops: Literal[1, 2] = 1
 
@@ -92,7 +93,10 @@ class _Bm25Options(_ChosenDocuments, Checked):
         keys = list(task.context)
         if len(keys) <= self.documents:
             return keys
-        search = _Search(list(task.context.values()))
+        # A root that delegates sees the keys. Of numbered parts they say nothing.
+        search = _Search(
+            [text if _NUMBERED_PART.fullmatch(key) else f"{key}.\n{text}" for key, text in task.context.items()]
+        )
         words = search.tokenize(task.prompt)
         ranking = search.rank(words)
         if self.hops == 2:
@@ -129,6 +133,8 @@ class Bm25Sentences(_ShortenedTask, DelegatingStrategy, Checked):
             words, are searched for in a second one.
     """
 
+    # 1: as 2 of `_Bm25Options`. A sentence that is too long alone is left out. If none is found, the first ones stay.
+    version: ClassVar[int] = 1
     words: Count = 800
     hops: Literal[1, 2] = 2
 
@@ -148,7 +154,7 @@ class Bm25Sentences(_ShortenedTask, DelegatingStrategy, Checked):
         return replace(task, context={f"part {number}": " ".join(part) for number, part in enumerate(documents, 1)})
 
     def _choose_sentences(self, prompt: str, sentences: Sequence[str]) -> list[int]:
-        """Return the indices of sentences with a word of a query, the best first."""
+        """Return the indices of sentences with a word of a query, the best first; without any, the first sentences."""
         search = _Search(sentences)
         query = search.tokenize(prompt)
         chosen = _fill(search.find(query), sentences, self.words // self.hops)
@@ -156,15 +162,19 @@ class Bm25Sentences(_ShortenedTask, DelegatingStrategy, Checked):
             names = search.find_names(chosen, query)
             ranking = dict.fromkeys((*chosen, *search.find(names)))
             chosen = _fill(list(ranking), sentences, self.words)
-        return chosen
+        return chosen or _fill(range(len(sentences)), sentences, self.words)
 
 
 def _fill(ranking: Sequence[int], sentences: Sequence[str], words: int) -> list[int]:
-    """Return the first sentences of a ranking that have at most so many words together."""
+    """Return the first sentences of a ranking that have at most so many words together, without longer ones."""
     chosen: list[int] = []
+    left = words
     for index in ranking:
-        words -= count_words(sentences[index])
-        if words < 0:
+        length = count_words(sentences[index])
+        if length > words:
+            continue
+        left -= length
+        if left < 0:
             break
         chosen.append(index)
     return chosen
@@ -205,13 +215,18 @@ class _Search:
         # Not imported above, because the package is an extra.
         self._library: Any = importlib.import_module("bm25s")
         self._texts = texts
+        words = [self.tokenize(text) for text in texts]
+        self._has_words = any(words)
         self._index = self._library.BM25()
-        self._index.index([self.tokenize(text) for text in texts], show_progress=False)
+        if self._has_words:
+            self._index.index(words, show_progress=False)
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words of a text in small letters, without stop words."""
         # The longer list of stop words: the shorter one keeps "where".
-        (words,) = self._library.tokenize([text], stopwords="en_plus", return_ids=False, show_progress=False)
+        (words,) = self._library.tokenize(
+            [text], stopwords="en_plus", token_pattern=_WORD, return_ids=False, show_progress=False
+        )
         return list(words)
 
     def rank(self, words: Sequence[str]) -> list[int]:
@@ -225,7 +240,10 @@ class _Search:
         return [index for index in self.rank(words) if scores[index] > 0]
 
     def _score(self, words: Sequence[str]) -> list[float]:
-        return self._index.get_scores(list(words)).tolist() if words else [0.0] * len(self._texts)
+        if not words or not self._has_words:
+            return [0.0] * len(self._texts)
+        scores: list[float] = self._index.get_scores(list(words)).tolist()
+        return scores
 
     def find_names(self, indices: Sequence[int], words: Sequence[str]) -> list[str]:
         """Return the names in sentences of these documents that have one of the words, in the form of `tokenize`."""
@@ -234,5 +252,6 @@ class _Search:
             for sentence in split_paragraph(self._texts[index]):
                 if not set(words).isdisjoint(self.tokenize(sentence)):
                     # `tokenize` drops capitalised stop words, such as the first word of a sentence.
-                    names |= dict.fromkeys(self.tokenize(" ".join(_NAME.findall(sentence))))
+                    capitalised = [word for word in re.findall(_WORD, sentence) if word[0].isupper() and len(word) > 1]
+                    names |= dict.fromkeys(self.tokenize(" ".join(capitalised)))
         return [name for name in names if name not in words]

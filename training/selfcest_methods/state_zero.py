@@ -56,7 +56,11 @@ def get_task_features(task: Task, limits: Limits) -> TaskFeatures:
     family = bucket.family
     if bucket.number is None and bucket.size is not None:
         family = f"{bucket.family}/{bucket.size}"
-    return TaskFeatures(family, bucket.number or 0.0, len(task.context), limits.total_tokens)
+    # Of a strategy's episode, which may have some of the documents, the metadata has the number of the whole task.
+    documents = task.metadata.get("documents")
+    if isinstance(documents, bool) or not isinstance(documents, int):
+        documents = len(task.context)
+    return TaskFeatures(family, bucket.number or 0.0, documents, limits.total_tokens)
 
 
 @dataclass

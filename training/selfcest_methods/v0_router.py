@@ -151,7 +151,7 @@ class V0Router(Strategy, Checked):
 
     def _find_strategy(self, episodes: Episodes) -> Strategy:
         """Return the strategy that played these episodes of a task."""
-        # The first episode had the limits of the whole strategy, as the task had when it was routed.
+        # The first episode had the limits of the whole strategy, and metadata with the task's number of documents.
         return self.inner[self.route(episodes[0].task, episodes[0].limits)]
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -74,9 +75,9 @@ def find_contamination(study: Study) -> list[str]:
 
 
 def _compare_with_eval_sets(family: str, spec: PlugIn, study: Study) -> Iterator[str]:
-    for name, source in _iter_finite(family, source_of_config(spec.name, spec.options, f"tasks.{family}")):
+    for name, source, splits in _iter_finite(family, source_of_config(spec.name, spec.options, f"tasks.{family}")):
         try:
-            training_identities = _identities_of_training_part(source)
+            training_identities = _identities_of_training_part(source, splits)
         except TaskError as error:
             yield f"Whether training on {name} has seen these instances cannot be told: {error}."
             continue
@@ -86,12 +87,13 @@ def _compare_with_eval_sets(family: str, spec: PlugIn, study: Study) -> Iterator
                 yield f"{shared} of {len(tasks)} instances of {' '.join(eval_set)} are questions of training on {name}."
 
 
-def _identities_of_training_part(source: FiniteSource) -> set[str]:
-    """Return the identities of the tasks that a run may draw from a source, or from a mixture with it."""
+def _identities_of_training_part(source: FiniteSource, splits: Sequence[HashedSplit]) -> set[str]:
+    """Return the identities of the tasks that a run may draw from a source inside these splits."""
     identities: set[str] = set()
     for task in source.tasks():
         identity = source.identity(task)
-        if part_of(task, TEST_FRACTION, identity) == TRAIN:
+        is_in_splits = all(part_of(task, split.test_fraction, identity) == split.part for split in splits)
+        if is_in_splits and part_of(task, TEST_FRACTION, identity) == TRAIN:
             identities.add(identity)
     return identities
 
@@ -103,7 +105,7 @@ def _load_finite_sources(path: Path) -> dict[str, FiniteSource]:
     sources: dict[str, FiniteSource] = {}
     for family, spec in _task_specs(config).items():
         task_source = source_of_config(spec.name, spec.options, f"{path}: tasks.{family}")
-        for name, source in _iter_finite(f"{path}: {family}", task_source):
+        for name, source, _ in _iter_finite(f"{path}: {family}", task_source):
             if source not in sources.values():
                 sources[name] = source
     return sources
@@ -116,12 +118,19 @@ def _task_specs(config: StudyConfig | RunConfig) -> Mapping[str, PlugIn]:
     return {f"{eval_set.family} {eval_set.size}": source_spec(config, eval_set) for eval_set in config.eval_sets}
 
 
-def _iter_finite(name: str, source: TaskSource) -> Iterator[tuple[str, FiniteSource]]:
-    """Yield a source that reads files, or all such sources inside a mixture or a split, each with a name."""
+def _iter_finite(
+    name: str, source: TaskSource, splits: tuple[HashedSplit, ...] = ()
+) -> Iterator[tuple[str, FiniteSource, tuple[HashedSplit, ...]]]:
+    """Yield all sources that read files in a source, each with a name and the splits around it."""
     if isinstance(source, FiniteSource):
-        yield name, source
-    elif isinstance(source, HashedSplit):
-        yield from _iter_finite(name, source.source)
+        yield name, source, splits
     elif isinstance(source, Mixture):
         for number, part in enumerate(source.sources, 1):
-            yield from _iter_finite(f"{name} {number}", part)
+            yield from _iter_finite(f"{name} {number}", part, splits)
+    else:
+        if isinstance(source, HashedSplit):
+            splits = (*splits, source)
+        # Sources of tasks that are made of another source's, such as `memory_steps`, name it so.
+        inner: Any = getattr(source, "source", None)
+        if hasattr(inner, "draw"):
+            yield from _iter_finite(name, inner, splits)

@@ -24,7 +24,7 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.stored import to_stored
 from selfcest_env.tasks import Style, TaskSource
 from selfcest_env.tasks.support import SUPPORT, says_support, support_overlap
-from selfcest_env.types import ROOT, Boundary, Fault, Role, Status, Task
+from selfcest_env.types import ROOT, Boundary, Fault, Role, Scalar, Status, Task
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import WALL, check_costs, costs_of
 from selfcest_eval.play.digest import digest
@@ -537,11 +537,14 @@ class Study:
 def _with_truth(played: Task, task: Task) -> Task:
     """Return the study's task with the prompt and the documents that an episode had.
 
-    A strategy may play other ones, such as some of the documents. The study's supporting documents do not apply then.
+    A strategy may play other ones, such as some of the documents. The study's supporting documents apply to
+    the same question about documents with their keys. The number of all documents stays, since a router chose by it.
     """
     if (played.prompt, played.context) == (task.prompt, task.context):
         return task
-    facts = {key: value for key, value in task.metadata.items() if key != SUPPORT}
+    facts: dict[str, Scalar] = {"documents": len(task.context), **task.metadata}
+    if played.prompt != task.prompt or not played.context.items() <= task.context.items():
+        facts.pop(SUPPORT, None)
     return replace(task, prompt=played.prompt, context=played.context, metadata=facts)
 
 

@@ -16,7 +16,7 @@ from selfcest_eval.report.settings import AnalysisSettings
 from selfcest_eval.report.sources import Source
 from selfcest_eval.stats.decision_table import FamilyDecisions
 from selfcest_eval.stats.frontier import FrontierComparison, Point, PointComparison, compare_frontiers, compare_points
-from selfcest_eval.stats.statistics import Estimate, over_seeds
+from selfcest_eval.stats.statistics import Estimate, over_seeds, with_equal_differences
 from selfcest_eval.stats.table import Curves, TableRow, make_rows, pool_families
 
 SOLVED = 0.9  # least accuracy of a strategy that solves a cell
@@ -114,6 +114,7 @@ class VariantAccuracy:
         mean: accuracy over all sizes.
         by_shift: accuracy on trained sizes, and on the sizes beyond.
         is_solved: whether the variant solves the smallest size.
+        num_instances: number of instances of all sizes.
         before: accuracy over all sizes before RL; `None`: RL did not train the variant, or nothing was evaluated
             before it.
         change: difference of `mean` and `before`.
@@ -124,6 +125,7 @@ class VariantAccuracy:
     mean: float
     by_shift: ShiftAccuracy
     is_solved: bool
+    num_instances: int
     before: float | None = None
     change: Estimate | None = None
 
@@ -213,7 +215,7 @@ def find_unsolved(rows: Sequence[TableRow], strategies: Collection[str]) -> list
     best: dict[tuple[str, str], TableRow] = {}
     for row in rows:
         family = row.curves.family
-        # Sizes rise, so the first one of a family is its smallest.
+        # docs/evaluation.md asks for sizes from the smallest on.
         is_smallest = row.curves.size == smallest.setdefault(family, row.curves.size)
         if is_smallest and row.strategy in strategies:
             key = (family, row.strategy)
@@ -286,11 +288,14 @@ def find_variant_accuracies(source: Source, unsolved: Sequence[TableRow]) -> lis
                 float(now.mean()),
                 measure_accuracy_by_shift(source.cells, curves.family, strategy),
                 is_solved=(curves.family, strategy) not in unsolved_keys,
+                num_instances=len(now),
             )
             before = source.before.get(strategy)
             if before is not None and before in curves.strategies:
                 earlier = curves.strategies[before][-1].correct
                 change = source.settings.resampler(curves).estimate(now - earlier)
+                # A few instances that all change alike would have an interval of one point.
+                change = with_equal_differences(change, now - earlier)
                 accuracy = replace(accuracy, before=float(earlier.mean()), change=change)
             accuracies.append(accuracy)
     return accuracies

@@ -101,6 +101,8 @@ def describe_learning(accuracy: VariantAccuracy, names: Mapping[str, str], min_d
     )
     if by_shift:
         change += f", which is {by_shift}"
+    if accuracy.num_instances < MIN_INSTANCES:
+        return f"fewer than {MIN_INSTANCES} instances, no verdict on RL of {name}: {change}"
     sign = sign_of(accuracy.change, min_difference)
     if sign == 0:
         return f"RL left the accuracy of {name} where it was, as far as these instances show: {change}"

@@ -63,8 +63,8 @@ class Point:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """The sort key of budgets: the limits of the study come first."""
-        return self.budget is not None, self.budget or 0
+        """The sort key of budgets: the limits of the study come last, since a swept budget lowers one of them."""
+        return self.budget is None, self.budget or 0
 
     def cost(self, name: str) -> Values:
         return self.costs.get(name, np.full_like(self.correct, np.nan))

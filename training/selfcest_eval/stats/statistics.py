@@ -194,12 +194,13 @@ def sign_test(gaps: Sequence[float]) -> float:
     """Return the two-sided p value of the number of gaps above 0, if either sign is equally likely.
 
     Args:
-        gaps: independent differences, for example one per seed. A gap of 0 does not count as above.
+        gaps: independent differences, for example one per seed. Gaps of 0 are left out; without others p is 1.
     """
     above = sum(gap > 0 for gap in gaps)
-    most = max(above, len(gaps) - above)
-    tail = sum(math.comb(len(gaps), count) for count in range(most, len(gaps) + 1))
-    return min(1.0, 2 * tail / 2.0 ** len(gaps))
+    below = sum(gap < 0 for gap in gaps)
+    number = above + below
+    tail = sum(math.comb(number, count) for count in range(max(above, below), number + 1))
+    return min(1.0, 2 * tail / 2.0**number)
 
 
 def student_t(probability: float, degrees: int) -> float:

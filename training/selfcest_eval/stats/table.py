@@ -101,9 +101,7 @@ def _make_point(
     for cost in costs:
         costs_by_name[cost] = to_array(math.nan if r.costs is None else r.costs[cost] for r in results)
     scores_by_name = {}
-    for name in scores:
-        scores_by_name[name] = to_array(r.scores[name] for r in results)
-    for name in REPORT_SCORES:
+    for name in (*scores, *REPORT_SCORES):
         if any(name in result.scores for result in results):
             scores_by_name[name] = to_array(r.scores.get(name, math.nan) for r in results)
     return Point(
@@ -140,14 +138,11 @@ def _make_perfect_executions(results: Sequence[Result], tasks: Sequence[str]) ->
 
 
 def _find_measured_scores(results: Sequence[Result]) -> list[str]:
-    """Return the scores worth a column: those that all results have, and the grader's if some credit is partial.
-
-    Scores of reports are left out, since a strategy may have none.
-    """
+    """Return the scores worth a column: those that some results have, and the grader's if some credit is partial."""
     is_partial = any(result.grade.score != result.grade.correct for result in results)
     names = []
     for name in EPISODE_SCORES:
-        if (is_partial or name != "score") and all(name in result.scores for result in results):
+        if (is_partial or name != "score") and any(name in result.scores for result in results):
             names.append(name)
     return names
 
