@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from selfcest_env.checks import check_actions, check_agent, check_options, check_seed, check_snapshot
 from selfcest_env.draw import Image
-from selfcest_env.errors import GameError
+from selfcest_env.errors import ConfigError, GameError
 from selfcest_env.plugin import check_choice
 from selfcest_env.roster import Population
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.picture import RENDER_MODES, STATUSES, render, show
-from selfcest_env.symbolic.rules import WAIT, make_rules
+from selfcest_env.symbolic.rules import WAIT, SymbolicRules, make_rules
 from selfcest_env.symbolic.state import ANSWERED, UNBORN, State
 from selfcest_env.symbolic.tasks import SymbolicTask
 from selfcest_env.symbolic.vectors import observation_size, state_size
@@ -39,6 +39,7 @@ _STATUS_NUMBERS = tuple(NONE if status is None else list(Status).index(status) f
 class SymbolicSnapshot:
     """The changeable state of an environment. It can be pickled, and set on any environment with the same arguments."""
 
+    rules: SymbolicRules
     agents: tuple[str, ...]
     state: State | None  # `None` before the first reset
     streams: Mapping[str, Any]
@@ -220,6 +221,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
     def get_snapshot(self) -> SymbolicSnapshot:
         """Return a copy of the exact state of the environment, with the random generators of its spaces."""
         return SymbolicSnapshot(
+            self.rules,
             tuple(self.agents),
             self._batch.get_snapshot() if self._started else None,
             {name: space.np_random.bit_generator.state for name, space in self._streams()},
@@ -228,6 +230,8 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
     def set_snapshot(self, snapshot: SymbolicSnapshot) -> None:
         """Return to a snapshot of this environment or of one with the same arguments, as often as you like."""
         check_snapshot(snapshot, SymbolicSnapshot)
+        if _describe_rules(snapshot.rules) != _describe_rules(self.rules):
+            raise ConfigError("the snapshot is of other rules; expected one of an environment with the same arguments")
         self.agents = list(snapshot.agents)
         self._started = snapshot.state is not None
         if snapshot.state is None:
@@ -328,3 +332,10 @@ def parse_action(action: Any, num_actions: int, what: str) -> int:
             raise GameError(f"{what} is {action!r}; expected a whole number from 0 to {num_actions - 1}") from None
         number = int(value)
     return number if 0 <= number < num_actions else OUT_OF_SPACE
+
+
+def _describe_rules(rules: SymbolicRules) -> list[object]:
+    """Return what tells rules apart. A task without an equality of its own, as after a pickle, counts by its class."""
+    task: object = rules.task
+    limits: list[object] = [getattr(rules, field.name) for field in fields(rules) if field.name != "task"]
+    return [type(task), task if is_dataclass(task) else None, *limits]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_integer, did_you_mean
-from selfcest_env.symbolic.tasks import ForcedJoinTask, SymbolicTask, make_task
+from selfcest_env.symbolic.tasks import CallKind, ForcedJoinTask, SymbolicTask, make_task
 from selfcest_env.types import Limits
 
 OPENING = 1  # tokens of an opening in addition to its symbols
@@ -37,6 +37,32 @@ MAX_COUNT = 1 << 20
 MAX_WORDS = 1000  # rows of the table of one-hot words, for each number of held places
 NEVER = np.iinfo(np.int32).max
 MAX_AGENTS = 255
+MAX_SYMBOLS = 126  # symbols are stored as int8, and two more stand for a missing reply and for no symbol
+
+
+def _check_task(task: SymbolicTask) -> None:
+    """Raise `ConfigError` if the members of a task contradict `SymbolicTask`, so that some episode could not end."""
+    name = type(task).__name__
+    check_integer(f"{name}.max_length", task.max_length, 1, np.iinfo(np.int16).max)
+    check_integer(f"{name}.num_symbols", task.num_symbols, 1, MAX_SYMBOLS)
+    check_integer(f"{name}.num_answers", task.num_answers, 1, task.num_symbols, "an answer is a symbol")
+    for kind, call in enumerate(task.calls):
+        if not isinstance(call, CallKind):
+            raise ConfigError(f"{name}.calls[{kind}] is {call!r}; expected a CallKind")
+        check_integer(f"{name}.calls[{kind}].parts", call.parts, 1, MAX_AGENTS - 1)
+        for length in range(task.max_length + 1):
+            parts = tuple(task.part_lengths(kind, length))
+            # The tables of the transition rely on this order. A part without symbols would never act.
+            is_cut = len(parts) == call.parts and min(parts) >= 1 and sorted(parts, reverse=True) == list(parts)
+            if parts and not (is_cut and (call.facts or sum(parts) <= length)):
+                raise ConfigError(
+                    f"{name}.part_lengths({kind}, {length}) is {parts}; expected (), or {call.parts} lengths >= 1, "
+                    "the longest first, with at most as many symbols as the segment"
+                )
+    for length in range(task.max_length + 1):
+        reliability = task.reliability(length)
+        if not 0 <= reliability <= 1:
+            raise ConfigError(f"{name}.reliability({length}) is {reliability!r}; expected a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,7 @@ class SymbolicRules:
     token_cost: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_task(self.task)
         if self.max_clones is None:
             raise ConfigError(
                 "max_clones is None (unlimited), but possible_agents must be a finite list; "

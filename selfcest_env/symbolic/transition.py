@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.symbolic.rules import NOTICE, OPENING, REPLIES, RESERVE, UNLIMITED, WAIT, SymbolicRules
 from selfcest_env.symbolic.state import (
     ABSENT,
@@ -29,7 +29,7 @@ from selfcest_env.symbolic.state import (
     pack_balances,
 )
 from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
-from selfcest_env.symbolic.tasks import ProblemBatch
+from selfcest_env.symbolic.tasks import ProblemBatch, SymbolicTask
 
 MAX_STOCK = 1024  # maximum number of problems drawn at once
 
@@ -61,6 +61,7 @@ class Transition:
 
     def __init__(self, rules: SymbolicRules, state: State) -> None:
         self.rules = rules
+        self._has_checked_problems = False  # of the task's draws the first one is checked
         self.state, balances = pack_balances(state)
         self.flat = flatten_agents(self.state)
         self.balances = balances.reshape(len(balances), -1)  # tokens, generated tokens and clones, (3, agents)
@@ -243,6 +244,9 @@ class Transition:
     ) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
         rules = self.rules
         problems = self._draw_problems(keys, episodes)
+        if not self._has_checked_problems:
+            _check_problems(rules.task, problems)
+            self._has_checked_problems = True
         tapes = np.full((len(keys), rules.tape_length), rules.missing, np.int8)
         tapes[:, 1 : rules.first_fact_cell] = problems.segments
         tapes[:, rules.first_fact_cell : rules.first_reply_cell] = problems.facts
@@ -508,3 +512,20 @@ def _as_items(rows: NDArray[Any]) -> NDArray[np.void]:
     """Return a view of a matrix whose items are its rows: NumPy copies one item faster than a row."""
     items: NDArray[np.void] = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
     return items
+
+
+def _check_problems(task: SymbolicTask, problems: ProblemBatch) -> None:
+    """Raise `TaskError` if drawn problems have symbols, lengths or targets that the task does not have."""
+    name = type(task).__name__
+    inside = np.arange(task.max_length) < problems.lengths[:, None]
+    for what, values, low, high in (
+        ("lengths", problems.lengths, 1, task.max_length),
+        ("segments", problems.segments[inside], 0, task.num_symbols - 1),
+        ("facts", problems.facts, 0, task.num_symbols - 1),
+        ("targets", problems.targets, 0, task.num_answers - 1),
+    ):
+        if values.size and not low <= values.min() <= values.max() <= high:
+            raise TaskError(
+                f"{name}.draw: {what} are from {values.min()} to {values.max()}; expected whole numbers from {low} to "
+                f"{high}"
+            )

@@ -148,7 +148,7 @@ marl-eval. CPU seconds depend on the machine: compare columns of one table, not 
 
 ```bash
 selfcest bench --list
-selfcest bench chain-8m5-v1 --learner coma --seeds 1 --seconds 20
+selfcest bench chain-8m5-v1 --learner coma --seeds 1 --seconds 20 --out runs/try
 selfcest bench --seconds 60 --workers 2 --out runs/bench
 ```
 

@@ -291,5 +291,10 @@ def test_other_tasks_and_lengths_are_refused():
 
     with pytest.raises(ConfigError, match="length is 17; expected 2 to 16"):
         optimal_plan(make_rules(), 17)
-    with pytest.raises(ConfigError, match="no optimum is known for the task Unknown"):
-        optimal_return(make_rules(Unknown()))
+
+    class Largest(Chain):
+        """Another question about the same numbers."""
+
+    for task in (Unknown(), Largest()):
+        with pytest.raises(ConfigError, match=f"no optimum is known for the task {type(task).__name__}"):
+            optimal_return(make_rules(task))

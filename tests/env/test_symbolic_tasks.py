@@ -6,14 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.symbolic import BatchDelegation, Cells, Chain, Deep, make_rules, observation_names
 from selfcest_env.symbolic.optimum import Plan, optimal_return
 from selfcest_env.symbolic.picture import render
 from selfcest_env.symbolic.reference import OptimalPolicy, RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
 from selfcest_env.symbolic.state import ANSWERED, OUT_OF_TURNS, READY
-from selfcest_env.symbolic.tasks import COUPLINGS
+from selfcest_env.symbolic.streams import draw_integers, fold_in
+from selfcest_env.symbolic.tasks import COUPLINGS, CallKind, ProblemBatch
 
 DEEP_64 = {"max_clones": 62, "max_depth": 6, "total_tokens": 665}
 
@@ -319,3 +320,74 @@ def test_the_largest_cells_are_played_and_seen_small():
     assert evaluate_policy(OptimalPolicy(rules), rules, 20).success == 1
     with pytest.raises(ConfigError, match="total_tokens is 514; expected a whole number from 515"):
         make_rules("cells", {"cells": 64}, max_clones=64, total_tokens=514)
+
+
+class Maximum:
+    """The root answers the largest of 8 numbers, as a user may write it."""
+
+    num_symbols = num_answers = 10
+    num_facts = 0
+    max_length = 8
+    visible_symbols = None
+    calls = (CallKind(2),)
+
+    def answerable(self, length):
+        return length <= 2
+
+    def reliability(self, length):
+        return 1.0
+
+    def part_lengths(self, call, length):
+        return (length - length // 2, length // 2) if length >= 2 else ()
+
+    def draw(self, keys):
+        segments = draw_integers(fold_in(keys, 0), 8, self.num_symbols).T.astype(np.int8)
+        facts = np.empty((len(keys), 0), np.int8)
+        return ProblemBatch(segments, np.full(len(keys), 8, np.int16), segments.max(1), facts)
+
+
+def change(**members):
+    return type("Changed", (Maximum,), members)()
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        # The first three never ended: a part that cannot act, or one that was refused in another order.
+        (
+            {"part_lengths": lambda self, kind, n: (n,) if n >= 2 else ()},
+            r"part_lengths\(0, 2\) is \(2,\)",
+        ),
+        (
+            {"part_lengths": lambda self, kind, n: (n, 0) if n >= 2 else ()},
+            r"part_lengths\(0, 2\) is \(2, 0\)",
+        ),
+        ({"part_lengths": lambda self, kind, n: (1, n - 1) if n >= 3 else ()}, r"\(0, 3\) is \(1, 2\)"),
+        ({"part_lengths": lambda self, kind, n: (n, 1) if n >= 2 else ()}, r"\(0, 2\) is \(2, 1\)"),
+        ({"num_symbols": 200, "num_answers": 200}, "Changed.num_symbols is 200"),
+        ({"num_answers": 11}, "Changed.num_answers is 11"),
+        ({"calls": [2]}, r"Changed.calls\[0\] is 2; expected a CallKind"),
+        ({"reliability": lambda self, length: -1.0}, r"reliability\(0\) is -1.0"),
+    ],
+)
+def test_a_task_that_contradicts_itself_is_refused(members, words):
+    with pytest.raises(ConfigError, match=words):
+        make_rules(change(**members))
+
+
+@pytest.mark.parametrize(
+    ("column", "by", "words"),
+    [("lengths", -8, "lengths are from 0 to 0"), ("lengths", 1, "lengths are from 9 to 9"), ("segments", -3, "segments are"),
+     ("targets", 10, "targets are from")],
+)  # fmt: skip
+def test_problems_that_a_task_does_not_have_are_refused(column, by, words):
+    def draw(self, keys):
+        problems = Maximum.draw(self, keys)
+        return problems._replace(**{column: getattr(problems, column) + by})
+
+    game = BatchDelegation(make_rules(Maximum()), 4)
+    game.reset(seed=0)
+    while not game.done.all():
+        game.step(game.sample_actions(np.random.default_rng(0)))
+    with pytest.raises(TaskError, match=f"Changed.draw: {words}"):
+        BatchDelegation(make_rules(change(draw=draw)), 4).reset(seed=0)

@@ -531,6 +531,19 @@ def test_pickle_and_deepcopy_keep_a_running_episode(task: str, population: str) 
             assert same(trajectory(other, None, seed), expected)
 
 
+@pytest.mark.parametrize("other", [{"total_tokens": 40}, {"max_depth": 1}, {"task_options": {"modulus": 2}}])
+def test_a_snapshot_of_other_rules_is_refused_and_changes_nothing(other: dict[str, Any]) -> None:
+    """With another total of tokens the return of a right answer was 1.46."""
+    env, another = symbolic_v0.parallel_env("chain", token_cost=0.01), symbolic_v0.parallel_env("chain", **other)
+    for one, two in ((env, another), (another, env)):
+        one.reset(seed=0)
+        two.reset(seed=1)
+        before = one.state()
+        with pytest.raises(ConfigError, match="the snapshot is of other rules"):
+            one.set_snapshot(two.get_snapshot())
+        assert (one.state() == before).all()
+
+
 def test_a_snapshot_outlives_later_steps_and_may_be_taken_before_the_first() -> None:
     env = make()
     untouched = env.get_snapshot()

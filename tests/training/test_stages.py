@@ -78,6 +78,7 @@ def test_varied_drops_equal_groups_and_refills_up_to_its_bound() -> None:
     assert group_filter.filter(0, [varied, close, varied], num_groups=2, rounds=2) == FilterResult((varied, close)), (
         "no more than planned"
     )
+    assert KeepVaried().filter(0, [pair("g3", 0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1)], num_groups=1, rounds=1).groups == ()
     assert KeepVaried(tolerance=0.02).filter(0, [varied, close], num_groups=1, rounds=1) == FilterResult((varied,))
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, Count, NotNegative
+from selfcest_training.credit.base import are_equal
 from selfcest_training.stages.base import FilterResult, FixedSize
 
 
@@ -42,4 +43,4 @@ class KeepVaried(FixedSize, Checked):
 
     def _has_variance(self, group: EpisodeGroup) -> bool:
         returns = [episode.team_return for episode in group.episodes]
-        return max(returns) - min(returns) > self.tolerance
+        return not are_equal(returns) and max(returns) - min(returns) > self.tolerance
