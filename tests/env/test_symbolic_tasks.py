@@ -377,9 +377,13 @@ def test_a_task_that_contradicts_itself_is_refused(members, words):
 
 @pytest.mark.parametrize(
     ("column", "by", "words"),
-    [("lengths", -8, "lengths are from 0 to 0"), ("lengths", 1, "lengths are from 9 to 9"), ("segments", -3, "segments are"),
-     ("targets", 10, "targets are from")],
-)  # fmt: skip
+    [
+        ("lengths", -8, "lengths are from 0 to 0"),
+        ("lengths", 1, "lengths are from 9 to 9"),
+        ("segments", -3, "segments are from -3"),
+        ("targets", 10, "targets are from 1"),
+    ],
+)
 def test_problems_that_a_task_does_not_have_are_refused(column, by, words):
     def draw(self, keys):
         problems = Maximum.draw(self, keys)
