@@ -71,7 +71,8 @@ class ServerConfig(Checked):
         backoff_s, max_backoff_s: the wait before retry k is min(backoff_s * 2**k, max_backoff_s), times a factor from
             [0.5, 1) that is drawn by the request's name. `Retry-After` can lengthen it up to max_backoff_s.
         max_tokens_field: name of the length limit in a chat request. Some hosted models need max_completion_tokens.
-        extra: additional fields of every request body. It may replace `model`, and no other field that a request has.
+        extra: additional fields of every request body. It holds no limit of tokens and no prompt, and for a player no
+            field of sampling.
     """
 
     base_url: str
@@ -104,12 +105,14 @@ class ServerConfig(Checked):
                 "expected a name that ends in API_KEY or begins with SELFCEST_; to send another variable's value, "
                 "copy it, as SELFCEST_KEY=$NAME, and name that"
             )
-        limits = {"max_tokens", "max_completion_tokens", self.max_tokens_field} & self.extra.keys()
-        if limits:
-            raise ConfigError(
-                f"extra has {min(limits)}, and the ledger grants the tokens of each request; remove it, and set "
-                "limits.turn_tokens"
-            )
+        refused = {"max_tokens", "max_completion_tokens", self.max_tokens_field, "messages", "prompt", "n", "stream"}
+        self.check_extra(refused, "each request has its own: limits.turn_tokens bounds the tokens of a turn")
+
+    def check_extra(self, refused: Collection[str], why: str) -> None:
+        """Raise `ConfigError` if `extra` sets one of these fields. With `None` it leaves a field to the server."""
+        found = [name for name in refused if self.extra.get(name) is not None]
+        if found:
+            raise ConfigError(f"extra has {min(found)}; remove it: {why}")
 
 
 def check_reachable(config: ServerConfig) -> None:
@@ -185,15 +188,8 @@ class Client(Generic[T]):
                 for an answer that a retry may improve, and `PolicyError` for any other invalid answer.
 
         Raises:
-            ConfigError: `ServerConfig.extra` has a field of the body.
             PolicyError: the body holds half of a surrogate pair, which cannot be encoded.
         """
-        taken = body.keys() & self.config.extra.keys() - {"model"}
-        if taken:
-            raise ConfigError(
-                f"extra has {min(taken)}, a field that requests to {path} set themselves; remove it from extra, and "
-                "set the option that it stands for, such as temperature"
-            )
         complete_body = {**body, **self.config.extra}
         max_tokens = body.get(self.config.max_tokens_field, body.get("max_tokens"))
 

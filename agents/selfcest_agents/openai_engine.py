@@ -47,7 +47,9 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 class _ClientOwner(Generic[T]):
     """Base class of the engine and the policy: it owns a client and closes it."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, *sampled: str) -> None:
+        why = "the temperature is an option of the player, and each turn has its seed; null leaves it to the server"
+        config.check_extra(("temperature", "seed", *sampled), why)
         self._client: Client[T] = Client(config)
 
     @property
@@ -79,7 +81,7 @@ class OpenAIEngine(_ClientOwner[Completion]):
     """
 
     def __init__(self, config: ServerConfig, *, stop_ids: Collection[int], vocab_size: int | None = None) -> None:
-        super().__init__(config)
+        super().__init__(config, "top_p", "logprobs", "return_token_ids", "stop_token_ids", *NEUTRAL_SAMPLING)
         self.policy_version = 0
         self._stop_ids = frozenset(stop_ids)
         self._vocab_size = vocab_size

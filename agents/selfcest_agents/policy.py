@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -75,6 +76,7 @@ class EnginePolicy:
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         token_requests = []
+        pending: dict[str, tuple[PolicyRequest, tuple[int, ...]]] = {}
         for request in requests:
             observation = request.observation
             if observation.max_new_tokens is None:
@@ -87,13 +89,14 @@ class EnginePolicy:
             context += block
             context += request.start
             name = str(request.key)
-            self._pending[name] = request, block
+            pending[name] = request, block
             max_new_tokens = observation.max_new_tokens - len(request.start)
             temperature = self._sampling.temperature
             token_requests.append(
                 TokenRequest(name, tuple(context), max_new_tokens, request.seed, temperature, observation.role)
             )
         with self._failing_pending():
+            self._pending |= pending
             self._engine.submit(token_requests)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
@@ -139,6 +142,7 @@ class EnginePolicy:
                 raise
             cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
             failure = InfrastructureError(f"{type(self._engine).__name__} failed with {cause}")
+            clear_frames(error.__traceback__)  # their tensors would take memory from the next try
             failure.__cause__ = error
             self._failed += [(request.key, failure) for request, _ in pending.values()]
 

@@ -335,7 +335,7 @@ def parse_action(action: Any, num_actions: int, what: str) -> int:
 
 
 def _describe_rules(rules: SymbolicRules) -> list[object]:
-    """Return what tells rules apart. A task without an equality of its own, as after a pickle, counts by its class."""
+    """Return what tells rules apart. A task that is no dataclass has no values to compare, so its class counts."""
     task: object = rules.task
     limits: list[object] = [getattr(rules, field.name) for field in fields(rules) if field.name != "task"]
-    return [type(task), task if is_dataclass(task) else None, *limits]
+    return [type(task), repr(task) if is_dataclass(task) else "", *limits]

@@ -23,7 +23,7 @@ from selfcest_env.types import (
 )
 
 # Servers whose template writes `<think>` into the prompt return a text that begins within the thought.
-THINKING = re.compile(r"\A[^<]*+(?:<(?!/?think>)[^<]*+)*+</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
+THINKING = re.compile(r"\A[^<]*+(?:<(?!/?think>)[^<]*+)*+</think>(?=\s*+\S)|<think>.*?(?:</think>|\Z)", re.DOTALL)
 # Possessive quantifiers: without them, long white space before no marker would take quadratic time.
 _MARKERS = re.compile(
     r"<(?=\s*+(?:/\s*+)?(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"

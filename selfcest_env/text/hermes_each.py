@@ -121,7 +121,7 @@ def _expand(value: object) -> list[str]:
     first = _NUMBERED.fullmatch(value[0])
     last = _NUMBERED.fullmatch(value[-1])
     if first is None or last is None or first[1] != last[1]:
-        raise ValueError("expected two numbered keys that differ in their numbers only")
+        raise ValueError("expected numbered keys that differ in their numbers only")
     first[1].encode()  # raises for half a surrogate pair
     numbers = range(int(first[2]), int(last[2]) + 1)
     if not 1 <= len(numbers) <= MAX_EACH:

@@ -709,18 +709,28 @@ def test_a_cut_answer_is_none_and_the_field_of_the_limit_can_be_named(serve: Ser
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"max_tokens": 4096}, "extra has max_tokens, and the ledger grants"),
-        ({"max_completion_tokens": 4096}, "extra has max_completion_tokens, and the ledger grants"),
-        ({"temperature": 0.7}, "extra has temperature, a field that requests to chat/completions set themselves"),
+        ({"max_tokens": 4096}, "extra has max_tokens; remove it: .*limits.turn_tokens"),
+        ({"max_completion_tokens": 4096}, "extra has max_completion_tokens"),
+        ({"messages": []}, "extra has messages"),
+        ({"temperature": 0.7}, "extra has temperature; remove it: the temperature is an option of the player"),
         ({"seed": 1}, "extra has seed"),
     ],
 )
-def test_extra_fields_replace_no_grant_and_no_sampling(serve: Serve, extra: dict[str, Any], words: str) -> None:
+def test_extra_fields_replace_no_grant_and_no_sampling(extra: dict[str, Any], words: str) -> None:
     """A larger limit was sent, the server's longer answers were dropped, and the server was blamed for its usage."""
+    with pytest.raises(ConfigError, match=words):
+        OpenAIPolicy(ServerConfig("http://127.0.0.1:1/v1", "m", extra=extra), SamplingConfig())
+
+
+def test_extra_fields_may_leave_sampling_to_the_server(serve: Serve) -> None:
     server = serve(lambda path, body, n: chat("Answer: 46"))
     rules = Rules(LIMITS, HermesProtocol(), WordCounter())
-    with pytest.raises(ConfigError, match=words), OpenAIPolicy(config(server, extra=extra), SamplingConfig()) as policy:
+    with OpenAIPolicy(config(server, extra={"seed": None, "top_p": 0.9}), SamplingConfig()) as policy:
         rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+    body = server.seen[0][1]
+    assert (body["seed"], body["top_p"]) == (None, 0.9)
+    with pytest.raises(ConfigError, match="extra has top_p"):
+        OpenAIEngine(ServerConfig("http://127.0.0.1:1/v1", "m", extra={"top_p": 0.9}), stop_ids=(9,))
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def test_no_json_makes_parse_raise(payload, name):
         ("Perhaps " + call({"objectives": ["a"]}) + "\n</think>\n\nAnswer: 2", Answer("2")),  # the prompt opened it
         ("First Answer: 5? no.\n</think>\n\nI give up.", NONE),
         ("<think>Answer: 1</think>Answer: 2</think>", Answer("2</think>")),
+        ("Answer: 5</think>\n", Answer("5</think>")),  # nothing follows, so it was no thought
         ("<think>Answer: 1", NONE),  # an unfinished chain of thought
         ("Answer: 4<think>Answer: 5", Answer("4")),
         ("<think>" + call({"objectives": ["a"]}) + "</think>Answer: 2", Answer("2")),

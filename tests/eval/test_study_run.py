@@ -464,6 +464,10 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
             ["compared has 'total_token', which is no cost", "Did you mean 'total_tokens'"],
         ),
         ({"min_difference": -0.1}, ["min_difference is -0.1"]),
+        (
+            {"budgets": [9000, None], "limits": {"total_tokens": 300, "turn_tokens": 160, "reply_tokens": 4}},
+            ["budgets has null, which is limits.total_tokens = 300, and 9000 above it"],
+        ),
         ({"strategies": {"delegate": None}}, ["strategies.delegate is empty; write {}"]),
         ({"strategies": {"delegate": {"limits": {"total_tokens": 9}}}}, ["delegate.limits.total_tokens", "sweep"]),
         (

@@ -123,7 +123,7 @@ STUDY_KEYS = {
     "map_reduce": "2bc0f32484586342",
     "oracle_decomposition": "41bd1abb5bf63c14",
     "oracle_decomposition delegate": "63e80c02d557941b",
-    "v0_router": "7f24ffd51254f1b7",
+    "v0_router": "19d4ddaf81c15d27",
     "always_delegates": "fa9b8eba97b1c080",
     "always_delegates delegate": "fa8a1be13494af87",
     "never_delegates": "ccd81b2fa45f6054",

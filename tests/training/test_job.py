@@ -282,7 +282,7 @@ def test_a_phase_that_one_pool_could_use_up_is_refused(tmp_path: Path) -> None:
     phase = {"mix": {"choice": {"share": 1, "styles": {"delegate": 1}}}}
     phases = [{**phase, "tokens": 9000}, {**phase, "tokens": 3000}]
     spec = config(tmp_path, variants__delegating__warmstart__phases=phases)
-    with pytest.raises(ConfigError, match=r"phases\[1\].tokens is 3000, below .*pool_tokens, which is 4000"):
+    with pytest.raises(ConfigError, match=r"phases\[1\].tokens is 3000, and the last pool of phases\[0\], of up to"):
         Job(spec, JobId("delegating", 0), lambda *_: None).check_demonstrations()
 
 
@@ -298,6 +298,7 @@ def test_a_phase_that_one_pool_could_use_up_is_refused(tmp_path: Path) -> None:
         ),
         ("group_filter", "reinforce_ada", {"term": "corect"}, "term is 'corect'"),
         ("credit", "adora", {"term": "corect"}, "term is 'corect'"),
+        ("credit", "per_role", {"clones": {"name": "sharp", "options": {"term": "zz"}}}, "term is 'zz'"),
         ("credit", "sharp", {"term": "misformed"}, "term is 'misformed'.* Did you mean 'malformed'"),
         (
             "reward_schedule",

@@ -105,3 +105,16 @@ def test_another_name_deletes_options_and_keeps_what_stands_beside_them(tmp_path
     kept = {"terms": {"kl": {"weight": 0.05}}}
     assert read_config(file)["loss"] == {"name": "cispo", "options": {"clip_high": 0.3}, **kept}
     assert read_config(base, ["loss.name=cispo"])["loss"] == {"name": "cispo", **kept}
+
+
+@pytest.mark.parametrize("key", ["grader", "turns"])
+def test_another_name_inside_options_deletes_everything_beside_it(key: str, tmp_path: Path) -> None:
+    """There a plug-in has its options beside its name, and a price of tokens became one of clones."""
+    base = tmp_path / "base.yaml"
+    old = {"grader": "{name: math, symbolic: true}", "turns": "{name: token_cost, price: 1.0}"}[key]
+    new = {"grader": "number", "turns": "clone_cost"}[key]
+    base.write_text(f"reward: {{name: default, options: {{{key}: {old}}}}}\n", encoding="utf-8")
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"extends: base.yaml\nreward: {{options: {{{key}: {{name: {new}}}}}}}\n", encoding="utf-8")
+    for read in (read_config(file), read_config(base, [f"reward.options.{key}.name={new}"])):
+        assert read["reward"] == {"name": "default", "options": {key: {"name": new}}}

@@ -16,7 +16,6 @@ from remembering import RunningMean, SparesTheEasy
 from test_job import Crash, config, crash_and_resume, play, play_from, rows, warm, weights
 from test_outages import LIMITS, PLANS, player
 
-from selfcest_env import plugin
 from selfcest_env.errors import ConfigError, CreditError, PlugInError, RewardError, TrainingError
 from selfcest_env.plugin import PlugIn, Registry, Stateful
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, read_episodes, to_json
@@ -404,9 +403,6 @@ def test_options_of_a_stage_are_read_like_those_of_a_dataclass() -> None:
         SparesTheEasy(least=0)
     with pytest.raises(TypeError, match=r"Thaws.Options is .*; expected a frozen dataclass"):
         type("Thaws", (Stateful,), {"Options": dataclass(type("Options", (), {}))})
-
-    assert make_group_filter(PlugIn("all"), "rl.group_filter") == KeepAll(), "what is built in is not in the way"
-    plugin._find_entry_points.cache_clear()
 
 
 def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:

@@ -48,12 +48,13 @@ def export(
     needs replays finds them only in the file of a run with that scheme.
     """
     from selfcest_training.credit import make_assigner
-    from selfcest_training.credit.offline import read_groups
+    from selfcest_training.credit.offline import read_groups, refuse_learning
     from selfcest_training.export.stored import build_credited_samples
     from selfcest_training.files import check_new_file
 
     check_new_file("--out", out)
     assigner = make_assigner(credit, dict(map(read_option, option or [])), where="--option")
+    refuse_learning(assigner, str(file))
     credited = build_credited_samples(
         read_groups(file), assigner, denominator=denominator, constant=loss_denominator_tokens
     )

@@ -162,7 +162,8 @@ class Bm25Sentences(_ShortenedTask, DelegatingStrategy, Checked):
             names = search.find_names(chosen, query)
             ranking = dict.fromkeys((*chosen, *search.find(names)))
             chosen = _fill(list(ranking), sentences, self.words)
-        return chosen or _fill(range(len(sentences)), sentences, self.words)
+        # A text in which nothing is found, or whose sentences are all too long, is not left empty.
+        return chosen or _fill(range(len(sentences)), sentences, self.words) or [0]
 
 
 def _fill(ranking: Sequence[int], sentences: Sequence[str], words: int) -> list[int]:

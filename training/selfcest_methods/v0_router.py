@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError, SelfcestError, did_you_mean
@@ -56,6 +56,8 @@ class V0Router(Strategy, Checked):
         ridge: penalty of the regressions, in instances.
     """
 
+    # 1: episodes with other documents than the task's are judged as the strategy that played them does.
+    version: ClassVar[int] = 1
     history: str = ""
     strategies: Annotated[Mapping[str, PlugIn] | None, "null: monolithic and delegate"] = None
     cost: str = "total_tokens"

@@ -171,11 +171,17 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], changes: Mapping[str, Any], *, is_flat: bool = False) -> dict[str, Any]:
     """Merge changes into a mapping, recursively.
 
     `null` deletes a key whose value is a mapping, for example a variant, and becomes the value of any other key.
     Another name of a plug-in deletes the options of the old one, which are not those of the new one.
+
+    Args:
+        base: the mapping.
+        changes: values by key.
+        is_flat: whether the mapping is inside the options of a plug-in. There plug-ins have their own options beside
+            their name, and elsewhere under the key `options`.
     """
     merged = dict(base)
     for key, value in changes.items():
@@ -183,12 +189,18 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(old, dict) and value is None:
             del merged[key]
         elif isinstance(old, dict) and isinstance(value, Mapping):
+            is_flat_value = is_flat or key == "options"
             if value.get("name", old.get("name")) != old.get("name"):
-                old = {name: kept for name, kept in old.items() if name != "options"}
-            merged[key] = _merge(old, value)
+                old = _without_options(old, is_flat=is_flat_value)
+            merged[key] = _merge(old, value, is_flat=is_flat_value)
         else:
             merged[key] = value
     return merged
+
+
+def _without_options(plug_in: Mapping[str, Any], *, is_flat: bool) -> dict[str, Any]:
+    """Return a plug-in's mapping without its options: where these are beside its name, without everything."""
+    return {} if is_flat else {key: value for key, value in plug_in.items() if key != "options"}
 
 
 def _keep_removed_terms(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -430,7 +442,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             _keep_removed_terms(data, {"reward": {"options": {leaf: None}}})
     else:
         if leaf == "name" and node.get(leaf) != value:
-            node.pop("options", None)
+            kept = _without_options(node, is_flat="options" in parents)
+            node.clear()
+            node.update(kept)
         node[leaf] = value
 
 

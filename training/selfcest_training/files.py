@@ -228,7 +228,7 @@ def _check_writable(option: str, out: Path, folder: Path, may_be_missing: bool) 
     while may_be_missing and not os.path.lexists(folder):
         folder = folder.parent
     if not folder.is_dir():
-        raise ConfigError(f"{option} {out} cannot be written: {folder} is not a folder; name a file in a folder")
+        raise ConfigError(f"{option} {out} cannot be written: {folder} is not a folder; name another path")
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"{option} {out} cannot be written: no permission to write in {folder}; name another folder")
 

@@ -143,6 +143,14 @@ class StudyConfig(Checked):
                 )
         for label, budget in itertools.product(self.strategies, self.budgets):
             self.limits_at(budget, label)
+        limit = getattr(self.limits, self.swept)
+        above = [budget for budget in self.budgets if budget is not None and limit is not None and budget > limit]
+        if None in self.budgets and above:
+            # The report takes `null` for the largest budget.
+            raise ConfigError(
+                f"budgets has null, which is limits.{self.swept} = {limit}, and {above[0]} above it; write {limit} "
+                "in the place of null"
+            )
         for i, eval_set in enumerate(self.eval_sets):
             check_families(f"eval_sets[{i}].family", [eval_set.family], self.tasks)
         for label, strategy in self.strategies.items():

@@ -228,6 +228,15 @@ class RewardBound(Protocol):
         ...
 
 
+def check_reads(stage: object, reward: Reward) -> None:
+    """Raise `ConfigError` if a stage, its options or the stage `inner` that it wraps read a term that is not there."""
+    for holder in (stage, getattr(stage, "options", None)):
+        if isinstance(holder, RewardBound):
+            holder.check_reward(reward)
+    if hasattr(stage, "inner"):
+        check_reads(stage.inner, reward)
+
+
 class ReadsTerm:
     """Mixin of a stage or its options that read one term of the reward.
 

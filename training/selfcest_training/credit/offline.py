@@ -110,7 +110,12 @@ def get_group_id(record_id: str) -> str:
 
 
 def assign_stored(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
-    """Compute the credit of every group. Raises `NotInRecordsError` if the file lacks records that the scheme needs."""
+    """Compute the credit of every group.
+
+    Raises:
+        NotInRecordsError: the file lacks records that the scheme needs, or the scheme learns.
+    """
+    refuse_learning(assigner, stored.source)
     credits = []
     for group in stored.groups:
         replayed = find_stored_replays(assigner, group, stored)
@@ -118,20 +123,20 @@ def assign_stored(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Cred
     return credits
 
 
-def assign_stored_group(
-    assigner: CreditAssigner, group: EpisodeGroup, replayed: ReplayRecords, stored: StoredEpisodes
-) -> Credit:
-    """Compute the credit of one group of a file.
-
-    Raises:
-        NotInRecordsError: the scheme refuses the group, or its credit depends on more than a file holds.
-    """
+def refuse_learning(assigner: CreditAssigner, file: str) -> None:
+    """Raise `NotInRecordsError` if a scheme learns over steps, or needs all groups of one, which no file has."""
     if overrides(assigner, "fit") or overrides(assigner, "assign_step"):
         # A file has `log_groups` groups of each step, so neither what was learned nor a whole step can be repeated.
         raise NotInRecordsError(
             f"credit scheme '{assigner.name}' learns over the steps of a run or needs all groups of a step, which "
-            f"{stored.source} does not hold; train with it, or choose another scheme"
+            f"{file} does not hold; train with it, or choose another scheme"
         )
+
+
+def assign_stored_group(
+    assigner: CreditAssigner, group: EpisodeGroup, replayed: ReplayRecords, stored: StoredEpisodes
+) -> Credit:
+    """Compute the credit of one group of a file. Raises `NotInRecordsError` if the scheme refuses the group."""
     try:
         return assign(assigner, group, replayed)
     except (NotInRecordsError, ConfigError, RewardError) as error:

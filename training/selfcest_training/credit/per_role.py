@@ -18,10 +18,19 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import Configured, PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
+from selfcest_env.reward import Reward
 from selfcest_env.structure import Checked
 from selfcest_env.types import ROOT, Role, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, ReplayRecords, TurnCounts
+from selfcest_training.credit.base import (
+    Advantage,
+    Credit,
+    CreditAssigner,
+    Promise,
+    ReplayRecords,
+    TurnCounts,
+    check_reads,
+)
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
@@ -67,6 +76,10 @@ class PerRole(Configured, CreditAssigner):
         for scheme in self._schemes.values():
             replays += checks.request_replays(scheme, group)
         return list(dict.fromkeys(replays))
+
+    def check_reward(self, reward: Reward) -> None:
+        for scheme in self._schemes.values():
+            check_reads(scheme, reward)
 
     def check_constant(self, loss_denominator_tokens: float | None) -> None:
         for scheme in self._schemes.values():

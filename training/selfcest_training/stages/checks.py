@@ -10,7 +10,7 @@ from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.reward import Reward
 from selfcest_env.types import Limits
-from selfcest_training.credit.base import RewardBound
+from selfcest_training.credit.base import check_reads
 from selfcest_training.credit.checks import call_plugin
 from selfcest_training.stages.base import (
     FilterResult,
@@ -40,15 +40,10 @@ def check_reward(stage: object, reward: Reward, place: str) -> None:
         reward: the reward of the run.
         place: config key of the stage, for the message.
     """
-    for holder in (stage, getattr(stage, "options", None)):
-        if isinstance(holder, RewardBound):
-            try:
-                holder.check_reward(reward)
-            except ConfigError as error:
-                raise ConfigError(f"{place}: {error}") from error
-    inner = getattr(stage, "inner", None)
-    if inner is not None:
-        check_reward(inner, reward, place)
+    try:
+        check_reads(stage, reward)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
 
 
 def propose(

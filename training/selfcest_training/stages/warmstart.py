@@ -217,8 +217,9 @@ def check_demonstrations(
         place: config key of the warm start.
 
     Raises:
-        ConfigError: a script fails a task of its own family, or a pool is too small for its phase.
+        ConfigError: a script fails a task of its own family, or a pool is too small or too large for its phase.
     """
+    longest_draw = 0.0  # tokens by which a pool of the phase before may exceed `pool_tokens`
     for index, phase in enumerate(config.phases):
         rules = language.rules(override_limits(limits, phase.limits, "phase.limits"))
         rng = np.random.default_rng(stream_seed("checked demonstrations", index))
@@ -252,13 +253,20 @@ def check_demonstrations(
                 played_tokens = sum(map(len, samples))
                 style_share = share / sum(styles.values())
                 drawn_tokens[family] += style_share * config.tasks_at_once * played_tokens / _CHECKED_TASKS
+        if index and phase.tokens < config.pool_tokens + longest_draw:
+            raise ConfigError(
+                f"{place}.phases[{index}].tokens is {phase.tokens}, and the last pool of phases[{index - 1}], of up to "
+                f"{config.pool_tokens + longest_draw:.0f} tokens, could take them all; lower {place}.pool_tokens, "
+                f"which is {config.pool_tokens}, or tasks_at_once"
+            )
+        longest_draw = max(drawn_tokens.values())
         _check_pool(drawn_tokens, phase, config, place, index)
 
 
 def _check_pool(
     drawn_tokens: Mapping[str, float], phase: WarmStartPhase, config: WarmStartConfig, place: str, index: int
 ) -> None:
-    """Raise `ConfigError` if a pool would leave out a family, or take all tokens of the next phase.
+    """Raise `ConfigError` if a pool is full before each family has had its turn, so the phase would never see some.
 
     Args:
         drawn_tokens: tokens of one draw from each family.
@@ -267,11 +275,6 @@ def _check_pool(
         place: config key of the warm start.
         index: index of the phase.
     """
-    if index and phase.tokens < config.pool_tokens:
-        raise ConfigError(
-            f"{place}.phases[{index}].tokens is {phase.tokens}, below {place}.pool_tokens, which is "
-            f"{config.pool_tokens}: the last pool of phases[{index - 1}] could take all of them; lower pool_tokens"
-        )
     tokens = dict.fromkeys(drawn_tokens, 0)
     while sum(tokens.values()) < config.pool_tokens:
         family = _choose_family(tokens, phase)
