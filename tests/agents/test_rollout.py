@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 
@@ -237,6 +238,23 @@ def test_episodes_that_an_engine_s_error_has_ended_are_played_again(error: Excep
     assert [episode.episode_id for episode in failed] == ["e0", "e1"]
     assert engine.pending == 0
     assert [record.answer for record in rollout(requests(2), policy, RULES)] == ["1", "1"]
+
+
+def test_an_engine_s_error_does_not_hold_the_memory_of_the_pass_that_failed() -> None:
+    """Its traceback held the tensors of the pass during the next try, which then had less memory than the first."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    class Large(Failing):
+        def poll(self) -> list[Completion]:
+            if not kept:
+                activations = torch.zeros(10)
+                kept.append(weakref.ref(activations))
+            return super().poll()
+
+    engine = Large(RuntimeError("CUDA error: out of memory"), {"root": ["<ans>1<end>"]})
+    _, failed = collect_failures(lambda: rollout(requests(1), EnginePolicy(engine, CODEC, SamplingConfig()), RULES))
+    assert isinstance(failed[0].cause.__cause__, RuntimeError)
+    assert kept[0]() is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), PolicyError("wrong")])
