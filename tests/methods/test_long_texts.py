@@ -285,6 +285,17 @@ def test_a_router_knows_who_played_although_the_episodes_had_other_documents(tmp
         assert result.costs["critical_path_tokens"] == result.costs["generated_tokens"]
 
 
+def test_a_program_that_takes_the_last_sentence_found_is_always_right(tmp_path: Path) -> None:
+    """As the page says: on one fact the task is to read, not to search."""
+    pytest.importorskip("bm25s")
+    books = tmp_path / "books"
+    make_source(books)
+    source = Babilong(RoomStories(1, 4, 20, stories=30), Prose(str(books)), words=400, words_per_document=60)
+    for task in source.tasks():
+        found = " ".join(Bm25Sentences(hops=1).shorten(task).context.values())
+        assert found.rstrip(".").split()[-1] == task.answer
+
+
 def test_documents_with_titles_keep_them() -> None:
     task = Task("t", "?", "x", "own", context={"Ulm": "A town.", "Rhine": "A river.", "part 1": "A part."})
     assert dict(keep_documents(task, ["Rhine", "part 1"]).context) == {"Rhine": "A river.", "part 1": "A part."}
