@@ -145,14 +145,15 @@ def test_the_page_first_says_how_the_clones_stand_against_the_memory() -> None:
     assert "**Clones cannot be told apart from the memory** at 4,000 tokens" in page(even, None, [])
 
 
-@pytest.mark.parametrize(("clones", "is_judged"), [(1.0, True), (0.25, False)])
-def test_a_search_whose_root_does_not_call_is_not_judged(clones: float, is_judged: bool) -> None:
+@pytest.mark.parametrize(("clones", "calls"), [(1.0, True), (0.25, False)])
+def test_a_search_is_not_judged_by_clones_that_were_trained_on_other_texts(clones: float, calls: bool) -> None:
     played = {"4k": "0" * 40, "16k": "0000"}
     cell = make_cell("delegating", 0, delegate={"4k": "1" * 40, "16k": "1111"}, bm25_sentences_one_hop=played)
     cell["strategies"]["bm25_sentences_one_hop"]["4k"]["clones"] = clones
     text = page([cell], None, [])
-    assert "**Clones are right more often than a search for sentences**" in text
-    assert ("**It says nothing of search**: the root called 0.25 clones a story" in text) is not is_judged
+    assert "**Clones are right more often than the same clones on the sentences that a search finds**" in text
+    assert "**It says nothing of search**" in text
+    assert ("And the root called 0.25 clones a story" in text) is not calls
     # All differences are 1. If 3 / 40 of the stories differ by -1, the mean is 1 - 6 / 40.
     assert "+1.00 [+0.85, +1.00]" in text
 
