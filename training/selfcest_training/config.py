@@ -268,7 +268,7 @@ class EvaluationConfig(Checked):
     """The evaluation on fixed instances, equal for all variants and seeds.
 
     Attributes:
-        eval_sets: the eval sets, which are the rows of the table.
+        eval_sets: the eval sets, which are the rows of the table; of a family the smallest size first.
         episodes: number of instances per eval set.
         seed: random seed of the instances.
         temperatures: sampling temperatures, each reported separately; 0 is greedy.

@@ -69,7 +69,7 @@ class StudyConfig(Checked):
         name: name of the study. Its folder is `output/name`.
         output: folder of all studies.
         tasks: task sources by family.
-        eval_sets: eval sets that are played, each a family at a size.
+        eval_sets: eval sets that are played, each a family at a size; of a family the smallest size first.
         strategies: strategies by their names in tables.
         budgets: values of the swept limit in tokens. Each strategy plays every instance once per budget and seed.
             `null`, the default, is the value in `limits`.

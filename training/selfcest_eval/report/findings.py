@@ -215,7 +215,7 @@ def find_unsolved(rows: Sequence[TableRow], strategies: Collection[str]) -> list
     best: dict[tuple[str, str], TableRow] = {}
     for row in rows:
         family = row.curves.family
-        # docs/evaluation.md asks for sizes from the smallest on.
+        # The option `eval_sets` asks for the smallest size first.
         is_smallest = row.curves.size == smallest.setdefault(family, row.curves.size)
         if is_smallest and row.strategy in strategies:
             key = (family, row.strategy)
