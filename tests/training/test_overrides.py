@@ -118,3 +118,12 @@ def test_another_name_inside_options_deletes_everything_beside_it(key: str, tmp_
     file.write_text(f"extends: base.yaml\nreward: {{options: {{{key}: {{name: {new}}}}}}}\n", encoding="utf-8")
     for read in (read_config(file), read_config(base, [f"reward.options.{key}.name={new}"])):
         assert read["reward"] == {"name": "default", "options": {key: {"name": new}}}
+
+
+def test_an_option_that_is_called_name_deletes_no_other_option(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("one: {name: a, options: {name: x, y: 1}}\n", encoding="utf-8")
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: base.yaml\none: {options: {name: z}}\n", encoding="utf-8")
+    for read in (read_config(file), read_config(base, ["one.options.name=z"])):
+        assert read["one"] == {"name": "a", "options": {"name": "z", "y": 1}}

@@ -189,10 +189,10 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any], *, is_flat: bool = 
         if isinstance(old, dict) and value is None:
             del merged[key]
         elif isinstance(old, dict) and isinstance(value, Mapping):
-            is_flat_value = is_flat or key == "options"
-            if value.get("name", old.get("name")) != old.get("name"):
-                old = _without_options(old, is_flat=is_flat_value)
-            merged[key] = _merge(old, value, is_flat=is_flat_value)
+            # Options are no plug-in: one of them may be called `name`.
+            if key != "options" and value.get("name", old.get("name")) != old.get("name"):
+                old = _without_options(old, is_flat=is_flat)
+            merged[key] = _merge(old, value, is_flat=is_flat or key == "options")
         else:
             merged[key] = value
     return merged
@@ -441,7 +441,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         if parents == ["reward", "options"]:
             _keep_removed_terms(data, {"reward": {"options": {leaf: None}}})
     else:
-        if leaf == "name" and node.get(leaf) != value:
+        if leaf == "name" and parents[-1:] != ["options"] and node.get(leaf) != value:
             kept = _without_options(node, is_flat="options" in parents)
             node.clear()
             node.update(kept)
