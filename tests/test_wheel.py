@@ -294,7 +294,12 @@ SMALL_RUN = [
         f"variants.{variant}.warmstart.phases.{i}.{change}"
         for variant, phases in {"delegating": 5, "reading": 6, "deciding": 5}.items()
         for i in range(phases)
-        for change in ("tokens=1000", "min_accuracy=null")
+        for change in ("tokens=1600", "min_accuracy=null")
+    ),
+    *(
+        f"variants.{variant}.warmstart.{change}"
+        for variant in ("delegating", "reading", "deciding")
+        for change in ("pool_tokens=1000", "tasks_at_once=1")
     ),
     *(f"variants.deciding.rl.{change}" for change in ("steps=2", "tasks_per_step=2", "group_size=2")),
     "evaluation.episodes=1",

@@ -89,8 +89,9 @@ def phase(tokens: int, **changes: Any) -> dict[str, Any]:
 def with_phases(output: Path, first: list[dict[str, Any]], second: list[dict[str, Any]], **changes: Any) -> RunConfig:
     """Two variants with these phases, `delegating` and `other`, which may never delegate in RL."""
     limits = {"max_depth": 0, "max_clones": 0}
-    short = config(output, variants__delegating__rl__steps=0, variants__delegating__warmstart__phases=first, **changes)
-    other = config(output, variants__delegating__rl__steps=0, variants__delegating__warmstart__phases=second, **changes)
+    changes |= {"variants__delegating__rl__steps": 0, "variants__delegating__warmstart__pool_tokens": 1500}
+    short = config(output, variants__delegating__warmstart__phases=first, **changes)
+    other = config(output, variants__delegating__warmstart__phases=second, **changes)
     answering = dataclasses.replace(other.variants["delegating"], limits=limits)
     return dataclasses.replace(short, variants={**short.variants, "other": answering})
 
@@ -113,7 +114,7 @@ def assert_same_warm_start(folders: list[Path]) -> None:
 
 @pytest.mark.slow
 def test_shared_first_phases_are_what_the_variant_would_have_trained(tmp_path: Path) -> None:
-    """The pools of 4000 tokens overlap the ends of phases, and there are fewer checkpoints than pools."""
+    """The pools of 1500 tokens overlap the ends of phases, and there are fewer checkpoints than pools."""
     alone = run(with_phases(tmp_path / "alone", FIRST, SECOND, checkpoint_every=3), "other")
     spec = with_phases(tmp_path / "shared", FIRST, SECOND, checkpoint_every=3)
     assert find_leader(spec, "other", 0) == "delegating"
