@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -137,6 +137,9 @@ class ProcessTerm(ABC):
             judgements = self.judge([_make_step(*turn) for turn in new.values()])
         except InfrastructureError as error:
             judgements = [error] * len(new)
+        given: object = judgements
+        if isinstance(given, Mapping) or any(isinstance(value, str | bool) for value in judgements):
+            raise ValueError(f"{type(self).__name__}.judge returned {given!r:.100}; expected a list of numbers")
         values = [value if isinstance(value, InfrastructureError) else float(value) for value in judgements]
         if len(values) != len(new):
             raise ValueError(

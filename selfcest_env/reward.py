@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from selfcest_env.errors import ConfigError, InfrastructureError, RewardError, did_you_mean, refuse_name
-from selfcest_env.graders import GRADERS, Grade, Grader
+from selfcest_env.graders import GRADERS, AnswerPart, Grade, Grader
 from selfcest_env.plugin import Registry, implements
 from selfcest_env.process import ProcessTerm, sum_turns
 from selfcest_env.record import ByTurn, EpisodeRecord, Turn, cost_measures
 from selfcest_env.structure import Checked, Count, NotEmpty, Number, Positive
-from selfcest_env.types import Outcome, Role, Task, TurnFacts
+from selfcest_env.types import AgentId, Outcome, Role, Task, TurnFacts
 
 T = TypeVar("T")
 
@@ -339,16 +341,7 @@ class Reward:
             raise
         except Exception as error:
             raise RewardError(f"{where}: raised {type(error).__name__}: {error}") from error
-        if not isinstance(grade, Grade):
-            raise RewardError(f"{where}: returned {grade!r}; expected a Grade")
-        if not 0 <= _to_finite(grade.score, f"{where}, score") <= 1:
-            raise RewardError(f"{where}: score is {grade.score!r}; expected a number from 0 to 1")
-        keys = [part.key for part in grade.parts]
-        if len(set(keys)) < len(keys):
-            raise RewardError(f"{where}: its parts are {', '.join(keys)}; expected each key once")
-        if grade.parts:
-            _check_sum([part.score for part in grade.parts], grade.score, f"{where}, score")
-        return grade
+        return _checked_grade(grade, where)
 
     def check(self, tasks: Iterable[Task], where: str) -> None:
         """Raise `RewardError` if the grader cannot judge the ground truth of a task as an answer."""
@@ -405,7 +398,7 @@ class Reward:
             values[name] = _to_finite(value, where)
             if summands:
                 _check_sum(summands.values(), values[name], where)
-                parts[name] = summands
+                parts[name] = {key: float(summand) for key, summand in summands.items()}
             nonzero_turns = _checked_turns(turns, values[name], record, where) if turns else {}
             if nonzero_turns:
                 by_turn[name] = nonzero_turns
@@ -425,6 +418,32 @@ class Reward:
         return {name: _to_finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
 
 
+def _checked_grade(grade: object, where: str) -> Grade:
+    """Return a grader's verdict with plain numbers. Raises `RewardError` unless it is valid."""
+    if not isinstance(grade, Grade):
+        raise RewardError(f"{where}: returned {_format_hostile(grade)}; expected a Grade")
+    score = _to_finite(grade.score, f"{where}, score")
+    if not 0 <= score <= 1:
+        raise RewardError(f"{where}: score is {grade.score!r}; expected a number from 0 to 1")
+    flags: Mapping[str, object] = {"correct": grade.correct, "well_formed": grade.well_formed}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool | np.bool_):
+            raise RewardError(f"{where}: {name} is {_format_hostile(flag)}; expected True or False")
+    note: object = grade.note
+    if not isinstance(note, str):
+        raise RewardError(f"{where}: note is {_format_hostile(note)}; expected a text")
+    given: object = grade.parts
+    if not isinstance(given, tuple) or not all(isinstance(part, AnswerPart) for part in given):
+        raise RewardError(f"{where}: parts is {_format_hostile(given)}; expected a tuple of AnswerPart")
+    parts = tuple(AnswerPart(part.key, _to_finite(part.score, f"{where}, part")) for part in grade.parts)
+    keys: list[object] = [part.key for part in parts]
+    if not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys):
+        raise RewardError(f"{where}: its parts are {', '.join(map(str, keys))}; expected each key once, as a text")
+    if parts:
+        _check_sum([part.score for part in parts], score, f"{where}, score")
+    return replace(grade, score=score, correct=bool(grade.correct), well_formed=bool(grade.well_formed), parts=parts)
+
+
 def _check_sum(summands: Iterable[Any], whole: float, where: str, what: str = "part") -> None:
     """Raise `RewardError` unless the summands are finite and add up to the whole."""
     total = math.fsum(_to_finite(summand, f"{where}, {what}") for summand in summands)
@@ -438,12 +457,18 @@ def _check_sum(summands: Iterable[Any], whole: float, where: str, what: str = "p
 def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, where: str) -> ByTurn:
     """Check a term's summands by turn. Return those to store: of the agents with any summand that is not 0."""
     summands: list[float] = []
-    for agent_id, values in turns.items():
+    given: Mapping[Any, object] = turns
+    for agent_id, values in given.items():
+        is_row = values.ndim == 1 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
+        if not isinstance(agent_id, AgentId) or not isinstance(values, Sequence | np.ndarray) or not is_row:
+            raise RewardError(
+                f"{where}: its turns have {_format_hostile({agent_id: values})}; expected a tuple of numbers by AgentId"
+            )
         agent = record.by_id.get(agent_id)
         if agent is None or len(values) != len(agent.turns):
             taken = "is not in the episode" if agent is None else f"took {len(agent.turns)} turns"
             raise RewardError(f"{where}: it gives {len(values)} numbers for the turns of {agent_id}, which {taken}")
-        summands += values
+        summands.extend(values)
     _check_sum(summands, whole, where, "turn")
     return {agent_id: tuple(map(float, values)) for agent_id, values in turns.items() if any(values)}
 

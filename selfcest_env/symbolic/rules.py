@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,17 @@ def _check_task(task: SymbolicTask) -> None:
     name = type(task).__name__
     check_integer(f"{name}.max_length", task.max_length, 1, np.iinfo(np.int16).max)
     check_integer(f"{name}.num_symbols", task.num_symbols, 1, MAX_SYMBOLS)
-    check_integer(f"{name}.num_answers", task.num_answers, 1, task.num_symbols, "an answer is a symbol")
+    check_integer(f"{name}.num_answers", task.num_answers, 1, task.num_symbols)
     for kind, call in enumerate(task.calls):
         if not isinstance(call, CallKind):
             raise ConfigError(f"{name}.calls[{kind}] is {call!r}; expected a CallKind")
         check_integer(f"{name}.calls[{kind}].parts", call.parts, 1, MAX_AGENTS - 1)
+        check_integer(f"{name}.calls[{kind}].facts", call.facts, 0, task.num_facts)
         for length in range(task.max_length + 1):
-            parts = tuple(task.part_lengths(kind, length))
+            given: object = task.part_lengths(kind, length)
+            if not isinstance(given, Sequence):
+                raise ConfigError(f"{name}.part_lengths({kind}, {length}) is {given!r}; expected a tuple of lengths")
+            parts = tuple(given)
             # The tables of the transition rely on this order. A part without symbols would never act.
             is_cut = len(parts) == call.parts and min(parts) >= 1 and sorted(parts, reverse=True) == list(parts)
             if parts and not (is_cut and (call.facts or sum(parts) <= length)):
@@ -60,8 +65,8 @@ def _check_task(task: SymbolicTask) -> None:
                     "the longest first, with at most as many symbols as the segment"
                 )
     for length in range(task.max_length + 1):
-        reliability = task.reliability(length)
-        if not 0 <= reliability <= 1:
+        reliability: object = task.reliability(length)
+        if not isinstance(reliability, Real) or not 0 <= float(reliability) <= 1:
             raise ConfigError(f"{name}.reliability({length}) is {reliability!r}; expected a number from 0 to 1")
 
 

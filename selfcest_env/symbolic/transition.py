@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.symbolic import tasks
 from selfcest_env.symbolic.rules import NOTICE, OPENING, REPLIES, RESERVE, UNLIMITED, WAIT, SymbolicRules
 from selfcest_env.symbolic.state import (
     ABSENT,
@@ -29,7 +30,7 @@ from selfcest_env.symbolic.state import (
     pack_balances,
 )
 from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
-from selfcest_env.symbolic.tasks import ProblemBatch, SymbolicTask
+from selfcest_env.symbolic.tasks import ProblemBatch
 
 MAX_STOCK = 1024  # maximum number of problems drawn at once
 
@@ -61,7 +62,7 @@ class Transition:
 
     def __init__(self, rules: SymbolicRules, state: State) -> None:
         self.rules = rules
-        self._has_checked_problems = False  # of the task's draws the first one is checked
+        self._checks_problems = True
         self.state, balances = pack_balances(state)
         self.flat = flatten_agents(self.state)
         self.balances = balances.reshape(len(balances), -1)  # tokens, generated tokens and clones, (3, agents)
@@ -244,9 +245,10 @@ class Transition:
     ) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
         rules = self.rules
         problems = self._draw_problems(keys, episodes)
-        if not self._has_checked_problems:
-            _check_problems(rules.task, problems)
-            self._has_checked_problems = True
+        if self._checks_problems:
+            _check_problems(rules, problems, len(keys))
+            # Tests check the tasks of this package. Another task may draw a wrong problem at any time.
+            self._checks_problems = type(rules.task).__module__ != tasks.__name__
         tapes = np.full((len(keys), rules.tape_length), rules.missing, np.int8)
         tapes[:, 1 : rules.first_fact_cell] = problems.segments
         tapes[:, rules.first_fact_cell : rules.first_reply_cell] = problems.facts
@@ -514,9 +516,23 @@ def _as_items(rows: NDArray[Any]) -> NDArray[np.void]:
     return items
 
 
-def _check_problems(task: SymbolicTask, problems: ProblemBatch) -> None:
-    """Raise `TaskError` if drawn problems have symbols, lengths or targets that the task does not have."""
-    name = type(task).__name__
+def _check_problems(rules: SymbolicRules, problems: object, batch: int) -> None:
+    """Raise `TaskError` unless drawn problems have the shapes, symbols, lengths and targets of their task."""
+    task = rules.task
+    name = f"{type(task).__name__}.draw"
+    if not isinstance(problems, ProblemBatch):
+        raise TaskError(f"{name} returned {type(problems).__name__}; expected a ProblemBatch")
+    of_one_each = (batch,) if rules.forced_join_task is None else (batch, rules.num_targets)
+    drawn: tuple[tuple[str, object, tuple[int, ...]], ...] = (
+        ("segments", problems.segments, (batch, task.max_length)),
+        ("lengths", problems.lengths, (batch,)),
+        ("targets", problems.targets, of_one_each),
+        ("facts", problems.facts, (batch, task.num_facts)),
+    )
+    for what, value, shape in drawn:
+        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind not in "iu":
+            given = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise TaskError(f"{name}: {what} are {given}; expected an array {shape} of whole numbers")
     inside = np.arange(task.max_length) < problems.lengths[:, None]
     for what, values, low, high in (
         ("lengths", problems.lengths, 1, task.max_length),
@@ -526,6 +542,5 @@ def _check_problems(task: SymbolicTask, problems: ProblemBatch) -> None:
     ):
         if values.size and not low <= values.min() <= values.max() <= high:
             raise TaskError(
-                f"{name}.draw: {what} are from {values.min()} to {values.max()}; expected whole numbers from {low} to "
-                f"{high}"
+                f"{name}: {what} are from {values.min()} to {values.max()}; expected whole numbers from {low} to {high}"
             )

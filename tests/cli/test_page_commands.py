@@ -135,7 +135,8 @@ NOT_RUN = {
     "selfcest plan -c training/configs/novels.yaml --calibrate timings.jsonl --measure": NEEDS_A_MODEL,
     "selfcest plan -c training/configs/gpu/qwen3_06b_ledger.yaml --memory 24": NEEDS_A_MODEL,
     "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml name=smoke variants.monolithic=null "
-    "variants.delegating.rl.steps=3 variants.delegating.warmstart.phases.0.tokens=20000 evaluation.episodes=8": GPU,
+    "variants.delegating.rl.steps=3 variants.delegating.warmstart.phases.0.tokens=20000 "
+    "variants.delegating.warmstart.pool_tokens=20000 evaluation.episodes=8": GPU,
     "selfcest plan -c training/configs/gpu/qwen3_06b_ledger.yaml --memory 24 "
     "--episodes runs/smoke/delegating/seed0/episodes.jsonl": NEEDS_A_MODEL,
     "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml": GPU,

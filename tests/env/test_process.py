@@ -209,6 +209,8 @@ class Says(ProcessTerm):
     [
         (OSError("gone"), "'judged'.*: raised OSError: gone"),
         ((0.5,), r"'judged'.*: raised ValueError: Says\.judge returned 1 numbers for 5 steps"),
+        (dict.fromkeys(range(5), 1.0), r"Says\.judge returned \{0: 1\.0, .*; expected a list of numbers"),
+        ((0.5, True, 0.5, 0.5, 0.5), r"Says\.judge returned \(0\.5, True, .*; expected a list of numbers"),
         (
             (0.5, 0.5, math.nan, 0.5, 0.5),
             r"'judged'.*: raised ValueError: Says\.judge returned nan for e3/root\.0/turn0; exp",
@@ -242,6 +244,9 @@ class Claims:
         ({ROOT: (0.5, 0.25)}, r"'claims', episode e3: its turns add up to 0\.75; expected its value 1 "),
         ({ROOT: (1.0,)}, "it gives 1 numbers for the turns of root, which took 2 turns"),
         ({ROOT.child(7): (1.0,)}, r"it gives 1 numbers for the turns of root\.7, which is not in the episode"),
+        ({"root": (1.0,)}, r"its turns have \{'root': .*; expected a tuple of numbers by AgentId"),
+        ({ROOT: 1.0}, "expected a tuple of numbers by AgentId"),
+        ({ROOT: np.array([0.5, 0.25])}, r"its turns add up to 0\.75; expected its value 1 "),
     ],
 )
 def test_turns_that_are_not_the_term_are_an_error(turns: Mapping[AgentId, tuple[float, ...]], message: str) -> None:

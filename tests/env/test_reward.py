@@ -11,7 +11,7 @@ from selfcest_env.errors import ConfigError, PlugInError, RewardError
 from selfcest_env.graders import AnswerPart, ExactInteger, ExactMatch, Grade
 from selfcest_env.graders.paper import PaperArithmetic, PaperMultihop
 from selfcest_env.kernel import Kernel
-from selfcest_env.record import EpisodeRecord, Generation, build_record
+from selfcest_env.record import EpisodeRecord, Generation, build_record, from_json, to_json
 from selfcest_env.reward import (
     PRESETS,
     Correct,
@@ -325,13 +325,49 @@ def test_only_terms_that_are_sums_over_parts_are_stored_by_part() -> None:
         ),
         (
             (AnswerPart("A", math.nan),),
-            "grader Halves, episode e3, score, part: returned nan; expected a finite number",
+            "grader Halves, episode e3, part: returned nan; expected a finite number",
         ),
     ],
 )
 def test_parts_that_are_not_the_score_are_an_error(parts: tuple[AnswerPart, ...], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         Reward({"score": Score()}, Halves(parts)).score(episode())
+
+
+@dataclass(frozen=True)
+class Says:
+    """A grader that returns this."""
+
+    grade_of_all: Any
+
+    def grade(self, task: Task, answer: str | None) -> Any:
+        return self.grade_of_all
+
+
+@pytest.mark.parametrize(
+    ("grade", "message"),
+    [
+        (None, "episode e3: returned None; expected a Grade"),
+        (Grade(0.5, 0.5, True), "correct is 0.5; expected True or False"),  # type: ignore[arg-type]
+        (Grade(0.5, True, 1), "well_formed is 1; expected True or False"),  # type: ignore[arg-type]
+        (Grade(0.5, True, True, note=3), "note is 3; expected a text"),  # type: ignore[arg-type]
+        (Grade(0.5, True, True, parts={"A": 0.5}), "parts is {'A': 0.5}; expected a tuple of"),  # type: ignore[arg-type]
+        (Grade(0.5, True, True, parts=(AnswerPart(3, 0.5),)), "its parts are 3; .* as a text"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_grade_of_other_types_is_an_error(grade: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        Reward({"score": Score()}, Says(grade)).score(episode())
+
+
+def test_numbers_of_numpy_in_a_grade_become_plain_ones() -> None:
+    """They passed and could not be written as JSON, so that a run ended at its first evaluation."""
+    half = np.float32(0.5)
+    grade = Grade(half, np.bool_(True), np.bool_(False), parts=(AnswerPart("A", half),))  # type: ignore[arg-type]
+    reward = Reward({"score": Score()}, Says(grade))
+    found = reward.grade(episode())
+    assert (type(found.score), found.correct, found.well_formed) == (float, True, False)
+    assert from_json(to_json(reward.score(episode()))).parts == {"score": {"A": 0.5}}
 
 
 def test_a_term_that_is_no_sum_of_its_parts_is_an_error() -> None:

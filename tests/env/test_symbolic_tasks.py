@@ -368,6 +368,9 @@ def change(**members):
         ({"num_answers": 11}, "Changed.num_answers is 11"),
         ({"calls": [2]}, r"Changed.calls\[0\] is 2; expected a CallKind"),
         ({"reliability": lambda self, length: -1.0}, r"reliability\(0\) is -1.0"),
+        ({"reliability": lambda self, length: None}, r"reliability\(0\) is None"),
+        ({"part_lengths": lambda self, kind, n: None}, r"part_lengths\(0, 0\) is None; expected a tuple"),
+        ({"calls": (CallKind(1, facts=3),)}, r"Changed.calls\[0\].facts is 3; expected a whole number from 0 to 0"),
     ],
 )
 def test_a_task_that_contradicts_itself_is_refused(members, words):
@@ -395,3 +398,31 @@ def test_problems_that_a_task_does_not_have_are_refused(column, by, words):
         game.step(game.sample_actions(np.random.default_rng(0)))
     with pytest.raises(TaskError, match=f"Changed.draw: {words}"):
         BatchDelegation(make_rules(change(draw=draw)), 4).reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change_problems", "words"),
+    [
+        (lambda problems: None, "draw returned NoneType; expected a ProblemBatch"),
+        (lambda problems: problems._replace(targets=problems.targets + 0.5), r"targets are float\d\d \(\d+,\)"),
+        (lambda problems: problems._replace(targets=problems.targets[:, None]), r"targets are int8 \(\d+, 1\)"),
+        (lambda problems: problems._replace(lengths=list(problems.lengths)), "lengths are list; expected an array"),
+        (lambda problems: problems._replace(segments=problems.segments[:, :3]), r"expected an array \(\d+, 8\)"),
+    ],
+)
+def test_problems_of_other_types_and_shapes_are_refused(change_problems, words):
+    """Fractions were cut, so that an answer of 1 was right where the target was 1.5."""
+    task = change(draw=lambda self, keys: change_problems(Maximum.draw(self, keys)))
+    with pytest.raises(TaskError, match=words):
+        BatchDelegation(make_rules(task), 4).reset(seed=0)
+
+
+def test_every_draw_of_a_task_of_ones_own_is_checked():
+    def draw(self, keys):
+        problems = Maximum.draw(self, keys)
+        return problems._replace(targets=problems.targets + 9 * (problems.targets < 7).astype(np.int8))
+
+    game = BatchDelegation(make_rules(change(draw=draw)), 1)
+    game.reset(seed=0)
+    with pytest.raises(TaskError, match=r"targets are from \d+ to 1\d; expected whole numbers from 0 to 9"):
+        list(map(game.reset, range(1, 100)))

@@ -457,9 +457,10 @@ def test_timings_of_something_else_are_refused(tmp_path: Path) -> None:
     assert read_timings(file, {"model": "a"}, 8).timings == (timing,)
     with pytest.raises(ConfigError, match=r"timings with model = 'a', and here it is 'b'; give another file name"):
         read_timings(file, {"model": "b"}, 8)
-    file.write_text("{}\nno")
-    with pytest.raises(ConfigError, match="expected a file that --calibrate wrote"):
-        read_timings(file, {}, 8)
+    for text in ("{}\nno", "[1]\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="expected a file that --calibrate wrote"):
+            read_timings(file, {}, 8)
 
 
 def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:

@@ -154,6 +154,16 @@ def test_verl_has_one_temperature(tmp_path: Path) -> None:
         build_batch(made)
 
 
+def test_greedy_episodes_are_refused() -> None:
+    greedy = replace(EPISODES[0], agents=(agent(ROOT, turn((7,), (16, 17), temperature=0.0)),))
+    made = build_credited_samples(
+        group_episodes([greedy, EPISODES[1]], ""), Rloo(), denominator=Denominator.CONSTANT, constant=1.0
+    )
+    for build in (build_batch, build_training_samples):
+        with pytest.raises(ConfigError, match="tokens of temperature 0, which were not sampled"):
+            build(made)
+
+
 # prime-rl
 
 

@@ -116,8 +116,14 @@ def test_another_name_inside_options_deletes_everything_beside_it(key: str, tmp_
     base.write_text(f"reward: {{name: default, options: {{{key}: {old}}}}}\n", encoding="utf-8")
     file = tmp_path / "mine.yaml"
     file.write_text(f"extends: base.yaml\nreward: {{options: {{{key}: {{name: {new}}}}}}}\n", encoding="utf-8")
-    for read in (read_config(file), read_config(base, [f"reward.options.{key}.name={new}"])):
+    override = f"reward.options.{key}.name={new}"
+    for read in (read_config(file), read_config(base, [override])):
         assert read["reward"] == {"name": "default", "options": {key: {"name": new}}}
+    option = f"reward.options.{key}.x=1"
+    for overrides in ([option, override], [override, option], [override.replace(new, "a"), option, override]):
+        assert read_config(base, overrides)["reward"]["options"][key] == {"name": new, "x": 1}
+    whole = f"reward.options.{key}={{name: a, x: 1}}"
+    assert read_config(base, [whole, override])["reward"]["options"][key] == {"name": new}
 
 
 def test_an_option_that_is_called_name_deletes_no_other_option(tmp_path: Path) -> None:

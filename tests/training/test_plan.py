@@ -284,6 +284,7 @@ def test_the_longest_of_many_by_hand() -> None:
 def test_what_limits_allow_by_hand() -> None:
     one = Limits(total_tokens=10_000, turn_tokens=100, max_turns=3, max_depth=0, context_tokens=250)
     assert compute_max_lengths(one).generated == 250
+    assert compute_max_lengths(replace(one, max_turns=0)).generated == 0
     tree = compute_max_lengths(replace(one, max_depth=1, max_clones=4))
     assert (tree.generated, tree.critical_paths) == (1250, (250 + 2 * 250,))
     assert tree.total == 1250
@@ -359,7 +360,7 @@ def test_the_plan_says_what_is_unknown(tmp_path: Path) -> None:
 
 
 def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
-    config = job_config(tmp_path)  # 24,000 demonstration tokens, 10 steps of 4 x 8 episodes
+    config = job_config(tmp_path)  # 24,000 demonstration tokens in pools of 4,000, 10 steps of 4 x 8 episodes
     eval_sets = (EvalSet("choice", "any"), EvalSet("choice", "again"))
     evaluation = EvaluationConfig(eval_sets, episodes=5, temperatures=(0.0, 0.8))
     config = replace(config, seeds=(0, 1), evaluation=evaluation)
@@ -367,12 +368,12 @@ def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
     step = plan_step(config, "delegating", lengths, CURVE, max_batch_size=4)
     totals = plan_job(config, "delegating", lengths, step, CURVE)
     assert (totals.steps, totals.ended_by) == (10, "rl.steps")
-    assert (totals.demonstrations, totals.sampled, totals.trained) == (24_000, 10 * 32 * 40, 10 * 32 * 50)
-    assert totals.compute == 10 * 32 * 40 + 3 * (24_000 + 10 * 32 * 50)
+    assert (totals.demonstrations, totals.sampled, totals.trained) == (28_000, 10 * 32 * 40, 10 * 32 * 50)
+    assert totals.compute == 10 * 32 * 40 + 3 * (28_000 + 10 * 32 * 50)
     assert totals.evaluated == 3 * 2 * 5 * 40, "before RL greedily, after it at two temperatures"
     per_step = step.seconds(0)
     assert per_step is not None
-    assert totals.seconds == (240 + 10 * per_step[0], 240 + 10 * per_step[1]), "24,000 ids at 100 a second"
+    assert totals.seconds == (240 + 10 * per_step[0], 280 + 10 * per_step[1]), "24,000 to 28,000 ids at 100 a second"
 
     # A step is 32 x (40 + 3 x 50) = 6,080 tokens of compute, 32 x 40 = 1,280 of them sampled.
     budget = replace(config, compute_tokens=72_000 + 3 * 6080 + 1)
@@ -383,7 +384,7 @@ def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
     ended = plan_job(config, "delegating", lengths, step, CURVE)
     assert (ended.steps, ended.ended_by) == (2, "rl.sampled_tokens")
     imitating = plan_job(config, "delegating", lengths, None, CURVE)
-    assert (imitating.steps, imitating.sampled, imitating.seconds) == (0, 0.0, (240.0, 240.0))
+    assert (imitating.steps, imitating.sampled, imitating.seconds) == (0, 0.0, (240.0, 280.0))
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.stored import to_stored
 from selfcest_eval.play.model_costs import make_shape
 from selfcest_training.config import RunConfig
+from selfcest_training.files import check_output_file
 from selfcest_training.planning.crossing import (
     DELEGATE,
     FULL_READER,
@@ -83,7 +84,7 @@ class CalibrationOptions:
     measure: bool
 
     def __post_init__(self) -> None:
-        if not self.minutes > 0:
+        if not 0 < self.minutes < inf:
             raise ConfigError(f"--minutes is {self.minutes:g}; expected minutes of timing, as in 10")
         if self.part_tokens is not None and self.part_tokens < 8:
             raise ConfigError(f"--part-tokens is {self.part_tokens}; expected at least 8 tokens, as in 512")
@@ -132,14 +133,16 @@ def calibrate(
     import torch
 
     torch.set_num_threads(config.threads)
+    check_output_file("--calibrate", options.file)
     language = language_of(config.model)
     lengths = find_text_lengths(language, config.limits, options.part_tokens, options.episodes)
     max_batch_size = get_max_batch_size(config)
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     subject = {
         "model": to_stored(config.model),
         "sampler": to_stored(config.sampler),
         "threads": config.threads,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "machine": ", ".join([f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs", *gpus]),
     }
     stored = read_timings(options.file, subject, max_batch_size)
     spec = make_sampler(config.sampler.name, config.sampler.options)
@@ -412,9 +415,10 @@ def _format_plays(calibration: Calibration, plays: Iterable[Play]) -> Iterator[s
         measured = find_ratio_crossing(ratios)
         if measured is not None:
             predicted = calibration.crossing(FULL_READER, at_once).length
+            ratio = "" if predicted == inf else f" ({predicted / measured:.2f})"
             yield (
-                f"  {title}: crossing predicted at {predicted:,.0f}, measured at {measured:,.0f} tokens "
-                f"({predicted / measured:.2f})"
+                f"  {title}: crossing predicted at {_format_length(predicted)}, measured at {measured:,.0f} tokens"
+                f"{ratio}"
             )
         elif len(ratios) > 1:
             shown = " and ".join(f"x{ratio:.2f}" for _, ratio in ratios)

@@ -185,7 +185,9 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Minutes of all timings of --calibrate.")] = 10.0,
+    minutes: Annotated[
+        float | None, typer.Option(help="Minutes of all timings of --calibrate (default: 10).", show_default=False)
+    ] = None,
     part_tokens: Annotated[
         int | None,
         typer.Option(
@@ -209,8 +211,8 @@ def plan(
     With --calibrate the command loads the model, and tells from which length of a text on clones cost less than one
     context or a memory: in seconds, FLOPs and tokens.
     """
-    if calibrate is None and (measure or part_tokens is not None):
-        raise ConfigError("--measure and --part-tokens belong to --calibrate FILE; add it, or leave them out")
+    if calibrate is None and (measure or part_tokens is not None or minutes is not None):
+        raise ConfigError("--measure, --minutes and --part-tokens belong to --calibrate FILE; add it, or omit them")
     from selfcest_cli.plan import print_plan
     from selfcest_env.plugin import only_trusted
     from selfcest_training.config_file import load_config
@@ -226,6 +228,7 @@ def plan(
         if calibrate is not None:
             from selfcest_cli.calibrate import CalibrationOptions, run_calibration
 
+            minutes = 10.0 if minutes is None else minutes
             options = CalibrationOptions(calibrate, minutes, part_tokens, episodes, measure)
             run_calibration(run_config, options, Terminal())
 
@@ -260,11 +263,14 @@ def train(
 
 
 def _print_checked_run(run_config: RunConfig) -> None:
+    from selfcest_agents.samplers import make_sampler
     from selfcest_eval.report.run_report import RunEvaluation
     from selfcest_training.config_file import dump_config
-    from selfcest_training.run.job import check_stages, make_parts
+    from selfcest_training.run.job import check_options, check_stages, make_parts
 
+    sampler = make_sampler(run_config.sampler.name, run_config.sampler.options)
     for variant in run_config.variants:
+        check_options(run_config, variant, sampler)
         check_stages(run_config, variant, make_parts(run_config, variant).stages)
     RunEvaluation().check(run_config)
     print(dump_config(run_config), end="")

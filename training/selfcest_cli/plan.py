@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
 
+from selfcest_agents.samplers import make_sampler
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
 from selfcest_training.planning.changes import find_changes, make_misfit_error, total_excess_bytes
@@ -34,6 +36,7 @@ def print_plan(
     Raises:
         ConfigError: the run does not fit its devices. The plan is printed first.
     """
+    make_sampler(config.sampler.name, config.sampler.options)  # refuses an unknown one
     shape = get_model_shape(config.model)
     device = _find_device(memory, shape.device)
     throughput = None if curve is None else read_curve(curve)
@@ -72,6 +75,6 @@ def _find_device(memory: float | None, name: str) -> DeviceMemory | None:
     if memory is None:
         size = device_memory(name)
         return None if size is None else DeviceMemory(size, "as torch reports it")
-    if not memory > 0:
+    if not 0 < memory < inf:
         raise ConfigError(f"--memory is {memory:g}; expected GiB of one device, as in 80")
     return DeviceMemory(int(memory * GIB), "--memory")

@@ -35,7 +35,7 @@ def _rehearse(config: RunConfig, variant: str, console: Console) -> None:
         result = rehearse(config, variant, Path(folder), show_progress)
     lines = [
         f"{title}: passed in {result.seconds:.0f} s on a fake CUDA device, {result.sampled_tokens:,} sampled tokens: "
-        "warm start, two steps of RL, checkpoints, resume",
+        f"warm start, {result.steps} steps of RL, checkpoints, resume",
     ]
     lines += [f"  It replaced {phrase}." for phrase in result.replaced]
     print_text(console, "\n".join(lines))

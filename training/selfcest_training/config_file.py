@@ -406,11 +406,17 @@ def _put_names_first(overrides: Sequence[str]) -> list[str]:
     ordered: list[str] = []
     for override in overrides:
         path = override.partition("=")[0]
+        *parents, leaf = path.split(".")
         position = len(ordered)
-        if path.endswith(".name"):
-            options = f"{path.removesuffix('name')}options"
+        if leaf == "name" and parents and parents[-1] != "options":
+            plug_in = ".".join(parents)
+            # Plug-ins inside of options have their own options beside their name.
+            deleted = f"{plug_in}." if "options" in parents else f"{plug_in}.options."
             changed = [other.partition("=")[0] for other in ordered]
-            position = next((i for i, other in enumerate(changed) if f"{other}.".startswith(f"{options}.")), position)
+            of_old_name = (
+                i for i, other in enumerate(changed) if f"{other}.".startswith(deleted) and other not in (plug_in, path)
+            )
+            position = next(of_old_name, position)
         ordered.insert(position, override)
     return ordered
 

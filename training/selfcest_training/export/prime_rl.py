@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from selfcest_env.errors import ConfigError, RecordError, install_hint
-from selfcest_training.export.stored import CreditedSamples
+from selfcest_training.export.stored import CreditedSamples, refuse_greedy
 from selfcest_training.files import atomic_write
 
 try:
@@ -48,7 +48,12 @@ class TrainingSample(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 def build_training_samples(data: CreditedSamples) -> list[TrainingSample]:
-    """Build one sample per context, in order. Raises `ConfigError` for a turn of weight 0, which prime-rl excludes."""
+    """Build one sample per context, in order.
+
+    Raises:
+        ConfigError: a turn has weight 0, which prime-rl excludes, or tokens were chosen greedily.
+    """
+    refuse_greedy(data.samples)
     samples = []
     for sample in data.samples:
         weights = data.loss_weights(sample)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from selfcest_env.errors import RecordError
+from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.record import EpisodeRecord
 from selfcest_training.credit import CreditAssigner
 from selfcest_training.credit.offline import StoredEpisodes, assign_stored_group, find_stored_replays
@@ -21,6 +21,15 @@ def list_temperatures(samples: Sequence[Sample]) -> list[float]:
     for sample in samples:
         temperatures.update(map(float, sample.temperature[sample.loss_mask]))
     return sorted(temperatures)
+
+
+def refuse_greedy(samples: Sequence[Sample]) -> None:
+    """Raise `ConfigError` if trained tokens were chosen greedily: a trainer divides logits by their temperature."""
+    if 0.0 in list_temperatures(samples):
+        raise ConfigError(
+            "the file has tokens of temperature 0, which were not sampled; expected episodes of a temperature above 0, "
+            "as those of a run: play them again with one"
+        )
 
 
 @dataclass(frozen=True)

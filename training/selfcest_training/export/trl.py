@@ -331,6 +331,10 @@ def _refuse_ignored_options(config: RunConfig, variant: str) -> None:
         raise ConfigError(f"{where}.sampled_tokens is {rl.sampled_tokens}; set it to null: TRL ends after rl.steps")
     if config.compute_tokens is not None:
         raise ConfigError(f"compute_tokens is {config.compute_tokens}; set it to null: TRL ends after rl.steps")
+    if config.cluster is not None:
+        raise ConfigError(f"cluster is {config.cluster}; set it to null: TRL's trainer has one process")
+    if rl.probes:
+        raise ConfigError(f"{where}.probes is {rl.probes}; set it to 0: TRL's trainer plays no probes")
     if config.lora is not None:
         raise ConfigError(f"lora is {config.lora}; set it to null, and give TRL a peft_config")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_training.credit.offline import get_train_group
-from selfcest_training.export.stored import CreditedSamples, list_temperatures
+from selfcest_training.export.stored import CreditedSamples, list_temperatures, refuse_greedy
 from selfcest_training.files import atomic_write
 
 _HEADER = "selfcest_verl"
@@ -46,8 +46,9 @@ class VerlBatch:
 
 
 def build_batch(data: CreditedSamples, pad_id: int = 0) -> VerlBatch:
-    """Build a batch of the samples, in order. Raises `ConfigError` unless all were sampled at one temperature."""
+    """Build a batch of the samples, in order. Raises `ConfigError` unless all were sampled at one temperature > 0."""
     samples = data.samples
+    refuse_greedy(samples)
     temperatures = list_temperatures(samples)
     if len(temperatures) > 1:
         raise ConfigError(

@@ -372,6 +372,8 @@ def read_timings(file: Path, subject: Mapping[str, Any], max_batch_size: int) ->
             )
             for line in lines
         ]
+        if not isinstance(first, dict):
+            raise TypeError("the first line is no mapping")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{file} cannot be read: {error!r}; expected a file that --calibrate wrote; give another name"

@@ -79,7 +79,7 @@ def compute_max_lengths(limits: Limits) -> EpisodeLengths:
     return EpisodeLengths(
         "the most that limits allow; recorded episodes (--episodes) are shorter",
         generated,
-        min(total_tokens, inf if limits.context_tokens is None else context_tokens * (tree / agent)),
+        min(total_tokens, inf if limits.context_tokens is None else context_tokens * num_agents),
         (min(path, generated),),
     )
 

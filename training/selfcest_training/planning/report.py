@@ -136,7 +136,7 @@ def _format_totals(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterat
         rl = "no RL"
         if job.steps:
             rl = f"{job.steps:,} steps of RL (until {job.ended_by}) that generate {_number(job.sampled)} tokens"
-        yield f"  a job of variant {variant}: warm start on {job.demonstrations:,} tokens, {rl}"
+        yield f"  a job of variant {variant}: warm start on at most {job.demonstrations:,} tokens, {rl}"
         yield f"    compute (sampled + 3 x trained) at most {_number(job.compute)} tokens"
         yield f"    evaluation generates {_number(job.evaluated)} tokens"
     sampled = seeds * sum(job.sampled for job in jobs)

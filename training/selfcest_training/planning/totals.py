@@ -15,7 +15,7 @@ class JobTotals:
     """Totals of one variant with one seed, without replays, refills, probes, faults and retries of the warm start.
 
     Attributes:
-        demonstrations: tokens of the warm start with prompts, each trained on once.
+        demonstrations: most tokens of the warm start with prompts, each trained on once.
         steps: steps of RL until it reaches the first of its bounds.
         ended_by: config key of that bound.
         sampled: generated tokens of RL.
@@ -51,17 +51,19 @@ def plan_job(
         curve: throughput of the engine of one worker, if it is known.
     """
     variant_config = config.variants[variant]
-    demonstrations = sum(phase.tokens for phase in variant_config.warmstart.phases)
-    steps, ended_by = (0, "rl.steps") if step is None else _find_last_step(config, variant, demonstrations, step)
+    warmstart = variant_config.warmstart
+    planned = sum(phase.tokens for phase in warmstart.phases)
+    demonstrations = planned + warmstart.pool_tokens if warmstart.phases else 0  # the last pool is not cut
+    steps, ended_by = (0, "rl.steps") if step is None else _find_last_step(config, variant, planned, step)
     ranks = 1 if config.cluster is None else config.cluster.learner_ranks
     episodes = _count_evaluated_episodes(config, variant)
     seconds = None
     if curve is not None and curve.trained_tokens_per_second is not None:
-        warmstart_seconds = demonstrations / (ranks * curve.trained_tokens_per_second)
+        per_second = ranks * curve.trained_tokens_per_second
         step_seconds = (0.0, 0.0) if step is None else step.seconds(variant_config.rl.max_staleness)
         if step_seconds is not None:
             low, high = step_seconds
-            seconds = warmstart_seconds + steps * low, warmstart_seconds + steps * high
+            seconds = planned / per_second + steps * low, demonstrations / per_second + steps * high
     # Without steps or episodes, the products below would be nan for lengths without a bound.
     return JobTotals(
         demonstrations=demonstrations,

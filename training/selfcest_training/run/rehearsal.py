@@ -50,11 +50,13 @@ class Rehearsal:
 
     Attributes:
         replaced: for each part of the config that the small job replaced, a phrase `PART by REPLACEMENT`.
+        steps: steps of RL, at most 2.
         sampled_tokens, compute_tokens: of the small job, as in the metrics of a run.
         seconds: wall-clock time.
     """
 
     replaced: tuple[str, ...]
+    steps: int
     sampled_tokens: int
     compute_tokens: int
     seconds: float
@@ -80,7 +82,7 @@ def rehearse(config: RunConfig, variant: str, folder: Path, on_progress: OnProgr
     with fake_cuda():
         _run_job(replace(small, variants={variant: first_step}), variant, on_progress)
         state = _run_job(small, variant, on_progress)
-    return Rehearsal(replaced, state.sampled_tokens, state.compute_tokens, time.monotonic() - start)
+    return Rehearsal(replaced, state.step, state.sampled_tokens, state.compute_tokens, time.monotonic() - start)
 
 
 def _run_job(config: RunConfig, variant: str, on_progress: OnProgress) -> TrainState:
@@ -125,7 +127,8 @@ def make_small_config(config: RunConfig, variant: str, folder: Path) -> tuple[Ru
     phases = tuple(
         replace(phase, tokens=min(phase.tokens, PHASE_TOKENS), min_accuracy=None) for phase in policy.warmstart.phases
     )
-    warmstart = replace(policy.warmstart, phases=phases, pool_tokens=PHASE_TOKENS)
+    # One task at a time, so that a pool has tasks of several families.
+    warmstart = replace(policy.warmstart, phases=phases, pool_tokens=PHASE_TOKENS, tasks_at_once=1)
     rl = replace(
         policy.rl,
         steps=min(policy.rl.steps, 2),
