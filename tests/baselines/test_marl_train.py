@@ -265,6 +265,14 @@ def test_evaluation_of_a_known_policy() -> None:
     assert (score.tokens, score.clones) == (3, 0)
 
 
+def test_a_policy_may_return_an_array_and_nothing_but_one_action_for_each_row() -> None:
+    rules = make_rules("chain", {"items": 1, "modulus": 2})
+    assert evaluate(lambda observations, masks: np.ones(len(masks), np.int64), rules, episodes=8).clones == 0
+    for wrong in (lambda observations, masks: masks.float().mean(-1), lambda observations, masks: masks.int()):
+        with pytest.raises(PlugInError, match=r"the policy returned .*; expected \d+ whole numbers"):
+            evaluate(wrong, rules, episodes=8)
+
+
 def test_curves_say_when_a_success_was_reached() -> None:
     curve = LearningCurve(
         (CurvePoint(10, 1.0, 0.5, 0.5), CurvePoint(20, 2.0, 0.95, 0.9), CurvePoint(30, 3.0, 0.9, 0.9))

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,23 @@ from test_openai_engine import Reply, Serve, chat, serve
 
 from selfcest_agents.chat import ChatCodec
 from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.player import Player
 from selfcest_agents.server_counts import ServerCounts, ServerModel, format_server_counts
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_cli.report import report_folder
 from selfcest_cli.study import default_study, run_study
 from selfcest_cli.trace import print_trace
 from selfcest_env import record
-from selfcest_env.errors import ConfigError, DataError, InfrastructureError, RecordError, SelfcestError, TaskError
+from selfcest_env.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    PlugInError,
+    RecordError,
+    SelfcestError,
+    TaskError,
+)
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
 from selfcest_env.protocol import Brief
@@ -46,6 +56,7 @@ from selfcest_eval.play.costs import WALL, EpisodeCost, PromptCache, costs_of
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
 from selfcest_eval.play.results import Result, read_results, write_result, write_value
 from selfcest_eval.play.store import Store
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
@@ -480,6 +491,45 @@ def test_mistakes_in_costs_and_strategies(tmp_path: Path, changes: dict[str, Any
     with pytest.raises(SelfcestError) as caught:
         parse_study(small(tmp_path, **changes))
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@dataclass(frozen=True)
+class Spender(Strategy):
+    """It takes more than the study gives it."""
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return replace(limits, total_tokens=None)
+
+
+@dataclass(frozen=True)
+class Forgetful(Strategy):
+    """It loses the last instance."""
+
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
+        return super().play(instances, context, player)[:-1]
+
+
+@dataclass(frozen=True)
+class Flat(Strategy):
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> Any:
+        return [episode for (episode,) in super().play(instances, context, player)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error", "words"),
+    [
+        (Spender, BudgetError, r"'mine': its episodes of .* have total_tokens = \d+ together, and its limits allow 60"),
+        (Forgetful, PlugInError, r"'mine': play returned \d+ results; expected a list of"),
+        (Flat, PlugInError, r"'mine': play returned EpisodeRecord for an instance; expected a tuple"),
+    ],
+)
+def test_what_a_strategy_of_ones_own_returns_is_checked(
+    strategy: type[Strategy], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    """A strategy that took more than its budget stood in the table beside those that kept to it."""
+    mine = {"mine": {"name": f"test_study_run:{strategy.__name__}"}}
+    with pytest.raises(error, match=words):
+        run(small(tmp_path, strategies=mine, budgets=[60]))
 
 
 def test_null_drops_a_strategy_of_the_extended_file(tmp_path: Path) -> None:

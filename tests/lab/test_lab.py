@@ -318,6 +318,11 @@ def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
     assert cell.evidence.p_value is not None
 
 
+def test_two_rows_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 schemes are called 'rloo' in the tables; expected each once"):
+        run_lab([Rloo(), Rloo()], LabConfig(games=("pair",), num_groups=40))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "assigner",

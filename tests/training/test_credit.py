@@ -122,6 +122,14 @@ def test_wrong_credit_names_the_scheme_and_the_turn(change, message) -> None:  #
     assert "'mine'" in str(caught.value)
 
 
+@pytest.mark.parametrize("field", ["advantage", "excluded", "weight", "diagnostics"])
+def test_credit_of_other_types_is_refused(field: str) -> None:
+    episodes = group(three_agents("a", 1.0), three_agents("b", 0.0))
+    credit = replace(Grpo().assign(episodes, {}), **{field: None})
+    with pytest.raises(CreditError, match=f"scheme 'mine': {field} is of type NoneType; expected a (mapping|set)"):
+        check_credit("mine", episodes, credit)
+
+
 def test_a_turn_in_both_parts_is_refused() -> None:
     episodes = group(three_agents("a", 1.0), three_agents("b", 0.0))
     credit = Credit(Grpo().assign(episodes, {}).advantage, frozenset({key("a", 1)}))

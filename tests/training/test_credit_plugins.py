@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from selfcest_cli.main import app
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_training.credit import SCHEMES, find_scheme, make_assigner
 
@@ -39,6 +41,18 @@ def test_an_entry_point_is_a_name_and_imports_nothing_until_it_is_used(
     assert make_assigner("mine", {}, where="credit.options").name == "mine"
     with pytest.raises(ConfigError, match="Did you mean 'mine'"):
         find_scheme("mien")
+
+
+def test_a_scheme_that_cannot_be_loaded_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install_metadata(tmp_path, "mine", "a_broken_one = not_there:Mine")
+    listed = CliRunner().invoke(app, ["credit", "list"])
+    assert "a_broken_one (not_there:Mine): cannot be loaded" in listed.output
+    assert all(f"{name} (" in listed.output for name in SCHEMES)
+    assert isinstance(listed.exception, PlugInError)
+    assert "importing 'not_there' failed" in str(listed.exception)
 
 
 @pytest.mark.parametrize("name", ["grpo", "twice"])

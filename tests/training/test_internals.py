@@ -300,10 +300,8 @@ class LooksForNothing(Rloo):
     internals = frozenset({"hiden"})  # type: ignore[arg-type]
 
 
-class HookOfTheFirstVersion(Rloo):
-    """Its credit from internals would never be asked for."""
-
-    def assign_internals(self, groups: Any, replayed: Any, internals: Internals) -> list[Credit]:
+class AssignsWithoutReplays(Rloo):
+    def assign(self, group: Any) -> Credit:  # type: ignore[override]
         raise AssertionError
 
 
@@ -362,7 +360,7 @@ class Forgetful(Critic):
             "LooksForNothing",
             r"LooksForNothing.internals is frozenset\(\{'hiden'\}\); expected a frozenset of hidden and",
         ),
-        ("HookOfTheFirstVersion", "has assign_internals, a hook of version 0.1; override assign_step"),
+        ("AssignsWithoutReplays", r"AssignsWithoutReplays.assign cannot be called as assign\(group, replayed\)"),
         ("FitOfTheFirstVersion", r"FitOfTheFirstVersion.fit cannot be called as fit\(groups, internals\)"),
         ("StepOfTheFirstVersion", r"assign_step cannot be called as assign_step\(groups, replayed, internals\)"),
         ("Duck", "Duck is no subclass of selfcest_training.credit.base:CreditAssigner; derive it from that"),
@@ -379,6 +377,25 @@ def test_a_class_that_is_no_scheme_of_this_version_is_refused_with_what_to_write
 @pytest.mark.parametrize("scheme", [Critic(), Gae(), Gae(lam=1.0), Looks()], ids=lambda s: type(s).__name__)
 def test_conformance(scheme: CreditAssigner) -> None:
     check_assigner(scheme)
+
+
+class CountsByNumber(Critic):
+    """Its state has keys that JSON does not know."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "counts": {0: 1.0}}
+
+
+class KeepsAnArray(Critic):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "mean": np.zeros(2)}
+
+
+@pytest.mark.parametrize("scheme", [CountsByNumber(), KeepsAnArray()], ids=lambda s: type(s).__name__)
+def test_a_state_that_no_checkpoint_can_store_is_found_out(scheme: CreditAssigner) -> None:
+    """A run ended at its first checkpoint, after the whole warm start."""
+    with pytest.raises(ConformanceError, match=r"no checkpoint can store it: .* expected dicts with text keys"):
+        check_assigner(scheme)
 
 
 def test_a_memory_that_is_lost_is_found_out() -> None:

@@ -25,7 +25,8 @@ from selfcest_training.credit import SCHEMES, Credit, CreditAssigner, Rloo, assi
 from selfcest_training.credit.registry import check_scheme
 from selfcest_training.learner.batch import build_samples, split_into_mini_batches
 from selfcest_training.learner.options import Denominator
-from selfcest_training.run.checkpoint import _extract_tensors, _insert_tensors, list_checkpoints, read_trainer_state
+from selfcest_training.plain_state import extract_tensors, insert_tensors
+from selfcest_training.run.checkpoint import list_checkpoints, read_trainer_state
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
@@ -408,10 +409,10 @@ def test_options_of_a_stage_are_read_like_those_of_a_dataclass() -> None:
 def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
     one, two = torch.ones(1), torch.zeros(1)
     tensors: dict[str, torch.Tensor] = {}
-    plain = _extract_tensors({"a/b": one, "a": {"b": two}}, "", tensors)
-    assert _insert_tensors(json.loads(json.dumps(plain)), tensors) == {"a/b": one, "a": {"b": two}}
+    plain = extract_tensors({"a/b": one, "a": {"b": two}}, "", tensors)
+    assert insert_tensors(json.loads(json.dumps(plain)), tensors) == {"a/b": one, "a": {"b": two}}
     with pytest.raises(TrainingError, match="holds dict"):
-        _extract_tensors({"__tensor__": "0"}, "", tensors)
+        extract_tensors({"__tensor__": "0"}, "", tensors)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from selfcest_baselines.games import Games
+from selfcest_env.errors import PlugInError
 
 Act = Callable[[Tensor, Tensor], Tensor]  # observations [B, F] and masks [B, A] to actions [B]; B is at least 1
 
@@ -92,7 +93,13 @@ def collect_rollout(
         actions = np.zeros((len(over), view.num_agents), np.int64)
         actions[view.game, view.agent] = view.masks.argmax(-1)  # the only legal action of agents without a choice
         if len(game):
-            actions[game, agent] = act(observations, masks).numpy()
+            chosen = np.asarray(act(observations, masks))
+            if chosen.shape != game.shape or chosen.dtype.kind not in "iu":
+                raise PlugInError(
+                    f"the policy returned {chosen.dtype} of shape {chosen.shape}; expected {len(game)} whole numbers, "
+                    "one action for each row"
+                )
+            actions[game, agent] = chosen
         # The columns are in the order of the fields of `Rollout`.
         rows.append((game, agent, np.full(len(game), cycle), ~over[game], observations, masks, actions[game, agent]))
         joint_actions.append(actions)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from selfcest_cli.terminal import Terminal
+from selfcest_env.errors import PlugInError
 from selfcest_training.files import check_new_file, write_text
 from selfcest_training.printing import print_text
 from selfcest_training.yaml_text import read_option
@@ -26,11 +27,19 @@ def list_schemes() -> None:
     from selfcest_training.credit import SCHEMES, find_scheme
 
     console = Terminal()
+    broken = ""
     for name, reference in SCHEMES.items():
-        scheme = find_scheme(name)
+        try:
+            scheme = find_scheme(name)
+        except PlugInError as error:
+            broken = broken or str(error)
+            print_text(console, f"{name} ({reference}): cannot be loaded")
+            continue
         print_text(console, f"{name} ({scheme.promise}{'' if name in SCHEMES.builtins else f'; {reference}'})")
         print_text(console, f"    {scheme.formula}")
         print_text(console, f"    {scheme.source}")
+    if broken:
+        raise PlugInError(broken)
 
 
 @credit_app.command("apply", epilog="Example: selfcest credit apply episodes.jsonl --name rloo")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import Configured, PlugIn
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import AtLeast, Checked, OneOf
@@ -163,7 +164,17 @@ def run_lab(
         assigners: the schemes.
         config: games, sizes and seed.
         on_cell: called with game and scheme before each measurement.
+
+    Raises:
+        ConfigError: two schemes have the same name in the tables.
     """
+    labels = list(map(label, assigners))
+    for name in labels:
+        if labels.count(name) > 1:
+            raise ConfigError(
+                f"{labels.count(name)} schemes are called {name!r} in the tables; expected each once: give the options "
+                "of your class as fields of a frozen dataclass, or measure them in separate runs"
+            )
     cells = []
     for name in config.games:
         solved = solve(GAMES[name])

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from selfcest_agents.player import Player, PolicyWrapper
 from selfcest_agents.rollout import RolloutRequest
-from selfcest_env.errors import ConfigError, check_integer
+from selfcest_env.errors import BudgetError, ConfigError, PlugInError, check_integer
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import Registry
 from selfcest_env.protocol import PromptFormat, PromptVariant
@@ -168,6 +168,38 @@ class Strategy:
     def executed(self, episodes: Episodes) -> bool | None:
         """Return whether the game executed the whole script; `None` for a strategy without a script."""
         return None
+
+
+def check_played(name: str, played: object, num_instances: int, limits: Limits) -> None:
+    """Check what `Strategy.play` has returned.
+
+    Args:
+        name: label of the strategy, for the message.
+        played: what it returned.
+        num_instances: number of instances that it was given.
+        limits: limits of all episodes of an instance together.
+
+    Raises:
+        PlugInError: it is no list of one tuple of episodes for each instance.
+        BudgetError: the episodes of an instance took more tokens than the limits allow.
+    """
+    if not isinstance(played, Sequence) or len(played) != num_instances:
+        count = f"{len(played)} results" if isinstance(played, Sequence) else type(played).__name__
+        raise PlugInError(f"strategy '{name}': play returned {count}; expected a list of {num_instances}, as instances")
+    for episodes in played:
+        if not isinstance(episodes, tuple) or not episodes or not all(isinstance(e, EpisodeRecord) for e in episodes):
+            raise PlugInError(
+                f"strategy '{name}': play returned {type(episodes).__name__} for an instance; expected a tuple of its "
+                "EpisodeRecords"
+            )
+        for measure in ("total_tokens", "generated_tokens"):
+            limit: int | None = getattr(limits, measure)
+            spent = sum(episode.cost_of(measure) for episode in episodes)
+            if limit is not None and spent > limit:
+                raise BudgetError(
+                    f"strategy '{name}': its episodes of {episodes[0].task.task_id} have {measure} = {spent} together, "
+                    f"and its limits allow {limit}; its limits() must stay within those that it is given"
+                )
 
 
 @stored_as("selfcest_training.evaluation.strategies:Delegate")

@@ -34,7 +34,7 @@ from selfcest_eval.play.policies import MINIMAL_LIMITS, PolicySource, check_serv
 from selfcest_eval.play.reports import grade_reports
 from selfcest_eval.play.results import Result, ResultKey
 from selfcest_eval.play.store import Store
-from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, check_played, make_strategy
 from selfcest_eval.play.unplayable import RetryingPlayer
 from selfcest_training.config import EvalSet
 from selfcest_training.servers import store_counts
@@ -294,7 +294,11 @@ class Study:
         retrying = RetryingPlayer(player, self.config.max_retries)
 
         def play(items: Sequence[EvalItem]) -> list[Episodes]:
-            return strategy.play([item.instance for item in items], context, retrying) if items else []
+            if not items:
+                return []
+            played = strategy.play([item.instance for item in items], context, retrying)
+            check_played(cell.strategy, played, len(items), context.limits)
+            return played
 
         # The id of an episode is the name of its instance, a dot and the number of the sample.
         played, remaining, dropped = drop_failed(

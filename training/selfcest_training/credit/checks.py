@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -171,6 +171,11 @@ def check_credit(
     """
     if not isinstance(credit, Credit):
         raise CreditError(f"credit scheme '{scheme}' returned {type(credit).__name__}; expected Credit")
+    for name, kind in (("advantage", Mapping), ("excluded", Set), ("weight", Mapping), ("diagnostics", Mapping)):
+        value: object = getattr(credit, name)
+        if not isinstance(value, kind):
+            expected = f"expected a {kind.__name__.lower()}"
+            raise CreditError(f"credit scheme '{scheme}': {name} is of type {type(value).__name__}; {expected}")
     turns: dict[TurnKey, Turn] = {}
     for episode in group.episodes:
         turns.update(episode.turns())
@@ -185,18 +190,18 @@ def check_credit(
             continue
         raise CreditError(f"credit scheme '{scheme}': {key} {problem}; every generated turn must be in exactly one")
     for key, turn in {**turns, **branches}.items():
-        value = credit.advantage.get(key, 0.0)
-        values = value if isinstance(value, tuple) else (value,)
+        advantage = credit.advantage.get(key, 0.0)
+        values = advantage if isinstance(advantage, tuple) else (advantage,)
         length = len(turn.generation.token_ids)
-        if isinstance(value, tuple) and len(value) != length:
+        if isinstance(advantage, tuple) and len(advantage) != length:
             raise CreditError(
-                f"credit scheme '{scheme}': {key} has {len(value)} advantages for {length} tokens; expected one "
+                f"credit scheme '{scheme}': {key} has {len(advantage)} advantages for {length} tokens; expected one "
                 "number, or one per token"
             )
         if not all(map(_is_finite, values)):
             raise CreditError(
-                f"credit scheme '{scheme}': the advantage of {key} is {value!r}; expected a finite number, or a tuple "
-                "of one per token"
+                f"credit scheme '{scheme}': the advantage of {key} is {advantage!r}; expected a finite number, or a "
+                "tuple of one per token"
             )
     for key, factor in credit.weight.items():
         if key not in credit.advantage or not _is_finite(factor) or factor <= 0:

@@ -16,10 +16,13 @@ from selfcest_training.credit.base import CreditAssigner, Internal, Promise, ove
 
 _CLASS_ATTRIBUTES = ("name", "formula", "source", "promise", "null_player")
 _STATE_METHODS = ("fit", "state_dict", "load_state_dict")
-_HOOK_ARGUMENTS = {"assign_step": ("groups", "replayed", "internals"), "fit": ("groups", "internals")}
-_HOOKS_OF_0_1 = {
-    "assign_internals": "assign_step(groups, replayed, internals)",
-    "fit_internals": "fit(groups, internals)",
+_HOOK_ARGUMENTS = {
+    "replays": ("group",),
+    "more_replays": ("episode", "turn_counts"),
+    "assign": ("group", "replayed"),
+    "assign_step": ("groups", "replayed", "internals"),
+    "fit": ("groups", "internals"),
+    "load_state_dict": ("state",),
 }
 
 # Classes are named by reference, not imported, because wrapper schemes import this module.
@@ -64,9 +67,6 @@ def check_scheme(cls: type[CreditAssigner], who: str) -> None:
         who: description of the plug-in, for the message.
     """
     check_kind(cls, CreditAssigner, who)
-    for old, new in _HOOKS_OF_0_1.items():
-        if hasattr(cls, old):
-            raise PlugInError(f"{who}: {cls.__name__} has {old}, a hook of version 0.1; override {new} instead")
     for hook, arguments in _HOOK_ARGUMENTS.items():
         try:
             inspect.signature(getattr(cls, hook)).bind(None, *arguments)

@@ -11,12 +11,14 @@ It needs no model and takes at most two seconds. The laboratory tests whether a 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfcest_env.errors import CreditError
+from selfcest_env.errors import CreditError, TrainingError
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
@@ -39,6 +41,10 @@ from selfcest_training.credit.synthetic import (
     mirror_record,
     mirror_replay,
 )
+from selfcest_training.plain_state import extract_tensors, insert_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Number of seeds under which a scheme is asked for the clones that it replays.
 _SEEDS = 120
@@ -66,7 +72,7 @@ def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
     * A scheme whose promise is not `biased` chooses its replays independently of rewards, and of the actions of the
       replayed clone and their consequences. So it replays a share of the clones, not a fixed number.
     * With `null_player`, a clone that never matters gets zero on average.
-    * A scheme that learns gives the same credit after its `state_dict` was loaded.
+    * A scheme that learns gives the same credit after its `state_dict` was stored in a checkpoint and loaded.
 
     Args:
         assigner: the scheme with its options. It is not changed.
@@ -194,9 +200,19 @@ def _check_records_unchanged(assigner: CreditAssigner, synthetic: SyntheticGroup
 def _check_state_dict(assigner: CreditAssigner, trained: CreditAssigner, synthetic: SyntheticGroup) -> None:
     """An untrained scheme that loads the state of a trained one must give the same credit."""
     restored = copy.deepcopy(assigner)
-    restored.load_state_dict(trained.state_dict())
+    restored.load_state_dict(_store_and_read_state(trained))
     problem = "given the state_dict of a trained scheme it gives other advantages; put all learned state into it"
     _require(_assign(restored, synthetic) == _assign(trained, synthetic), assigner, problem)
+
+
+def _store_and_read_state(assigner: CreditAssigner) -> Any:
+    """Return the state as a checkpoint gives it back."""
+    tensors: dict[str, Tensor] = {}
+    try:
+        plain = extract_tensors(assigner.state_dict(), "", tensors)
+    except TrainingError as error:
+        raise ConformanceError(f"credit scheme '{assigner.name}': no checkpoint can store it: {error}") from error
+    return insert_tensors(json.loads(json.dumps(plain)), tensors)
 
 
 def _check_stored_records(assigner: CreditAssigner, synthetic: SyntheticGroup) -> None:

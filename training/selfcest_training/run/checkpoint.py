@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from selfcest_env.errors import RecordError, TrainingError
+from selfcest_env.errors import RecordError
 from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import structure
 from selfcest_training.files import FileOffset, atomic_write, check_offset, hash_files, hash_text, remove_folder
 from selfcest_training.learner.state import LearnerState
+from selfcest_training.plain_state import extract_tensors, insert_tensors
 
 # torch and transformers take seconds to import, and a list of checkpoints needs neither.
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def save_checkpoint(
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    plain_state = _extract_tensors(trainer_state or {}, "", tensors)
+    plain_state = extract_tensors(trainer_state or {}, "", tensors)
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{state.stage}_{state.step:06d}"
     with atomic_write(final) as partial:
@@ -265,45 +266,10 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
 
     try:
         plain_state = json.loads((path / _TRAINER).read_text(encoding="utf-8"))
-        trainer_state: dict[str, Any] = _insert_tensors(plain_state, load_file(path / _TRAINER_TENSORS))
+        trainer_state: dict[str, Any] = insert_tensors(plain_state, load_file(path / _TRAINER_TENSORS))
     except (ValueError, KeyError, OSError, SafetensorError) as error:
         raise RecordError(f"{path / _TRAINER} is no state of a trainer: {error}") from error
     return trainer_state
-
-
-# Key of the mapping that stands for a tensor in plain values.
-_TENSOR = "__tensor__"
-
-
-def _extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """Copy a value with every tensor moved to `tensors` and replaced by its name. `place` is the path in errors."""
-    from torch import Tensor
-
-    if isinstance(value, Tensor):
-        name = str(len(tensors))
-        tensors[name] = value.detach().contiguous().clone()
-        return {_TENSOR: name}
-    if isinstance(value, Mapping) and all(isinstance(key, str) and key != _TENSOR for key in value):
-        return {key: _extract_tensors(item, f"{place}/{key}", tensors) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_extract_tensors(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TrainingError(
-        f"a stage's state_dict holds {type(value).__name__} at {place}; expected dicts with text keys, lists, texts, "
-        "numbers, booleans, None and tensors"
-    )
-
-
-def _insert_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Copy a value with the tensors that `_extract_tensors` moved out."""
-    if isinstance(value, dict):
-        if value.keys() == {_TENSOR}:
-            return tensors[value[_TENSOR]]
-        return {key: _insert_tensors(item, tensors) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_insert_tensors(item, tensors) for item in value]
-    return value
 
 
 def _copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
