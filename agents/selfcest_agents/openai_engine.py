@@ -52,11 +52,6 @@ class _ClientOwner(Generic[T]):
         config.check_extra(("temperature", "seed", *sampled), why)
         self._client: Client[T] = Client(config)
 
-    @property
-    def num_retries(self) -> int:
-        """Number of retries of all requests."""
-        return self._client.counts.retries
-
     def close(self) -> None:
         """Drop the pending requests and close all connections."""
         self._client.close()

@@ -18,10 +18,6 @@ class SharedQuestion:
     left: Task
     right: Task
 
-    @property
-    def same_answer(self) -> bool:
-        return self.left.answer.strip() == self.right.answer.strip()
-
 
 def find_shared_questions(left: FiniteSource, right: FiniteSource) -> tuple[SharedQuestion, ...]:
     """Return the questions that two sources share.

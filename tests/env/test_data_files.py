@@ -288,10 +288,9 @@ def test_shared_questions_are_found(tmp_path: Path) -> None:
     right = Pairs(many(tmp_path, 50, "right.jsonl", first=40))
     shared = find_shared_questions(left, right)
     assert [question.left.prompt for question in shared] == [f"What is {i} plus {i}?" for i in range(40, 50)]
-    assert all(question.same_answer for question in shared)
     spelled = write(tmp_path / "spelled.json", json.dumps([{"q": "  WHAT is $ 3 $\nplus 3 ??", "a": "7"}]))
     (question,) = find_shared_questions(left, Pairs(spelled))
-    assert (question.left.answer, question.right.answer, question.same_answer) == ("6", "7", False)
+    assert (question.left.answer, question.right.answer) == ("6", "7")
     path = left.path
     assert find_shared_questions(Pairs(path, "train"), Pairs(path, "test")) == ()
     report = contamination_table({"left": left, "right": right, "spelled": Pairs(spelled)}).splitlines()[2:]

@@ -118,11 +118,6 @@ class Measurement:
         return self.variance.value * self.tokens
 
     @property
-    def scaled_variance_cost(self) -> float:
-        """Variance x tokens of the estimate over its `scale`: infinite if it does not point along the gradient."""
-        return self.variance_cost / self.scale**2 if self.scale > MIN_EXACT_EFFECT else math.inf
-
-    @property
     def clone_variance_cost(self) -> float:
         """Variance x tokens for the clones' parameters."""
         return self.clone_variance.value * self.tokens
