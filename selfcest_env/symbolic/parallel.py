@@ -40,6 +40,8 @@ class SymbolicSnapshot:
     """The changeable state of an environment. It can be pickled, and set on any environment with the same arguments."""
 
     rules: SymbolicRules
+    population: str
+    max_cycles: int | None
     agents: tuple[str, ...]
     state: State | None  # `None` before the first reset
     streams: Mapping[str, Any]
@@ -222,6 +224,8 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         """Return a copy of the exact state of the environment, with the random generators of its spaces."""
         return SymbolicSnapshot(
             self.rules,
+            self.population,
+            self.max_cycles,
             tuple(self.agents),
             self._batch.get_snapshot() if self._started else None,
             {name: space.np_random.bit_generator.state for name, space in self._streams()},
@@ -230,7 +234,8 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
     def set_snapshot(self, snapshot: SymbolicSnapshot) -> None:
         """Return to a snapshot of this environment or of one with the same arguments, as often as you like."""
         check_snapshot(snapshot, SymbolicSnapshot)
-        if _describe_rules(snapshot.rules) != _describe_rules(self.rules):
+        same_rules = _describe_rules(snapshot.rules) == _describe_rules(self.rules)
+        if not same_rules or (snapshot.population, snapshot.max_cycles) != (self.population, self.max_cycles):
             raise ConfigError("the snapshot is of other rules; expected one of an environment with the same arguments")
         self.agents = list(snapshot.agents)
         self._started = snapshot.state is not None

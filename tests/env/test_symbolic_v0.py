@@ -531,7 +531,16 @@ def test_pickle_and_deepcopy_keep_a_running_episode(task: str, population: str) 
             assert same(trajectory(other, None, seed), expected)
 
 
-@pytest.mark.parametrize("other", [{"total_tokens": 40}, {"max_depth": 1}, {"task_options": {"modulus": 2}}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"total_tokens": 40},
+        {"max_depth": 1},
+        {"task_options": {"modulus": 2}},
+        {"population": "fixed"},
+        {"max_cycles": 9},
+    ],
+)
 def test_a_snapshot_of_other_rules_is_refused_and_changes_nothing(other: dict[str, Any]) -> None:
     """With another total of tokens the return of a right answer was 1.46."""
     env, another = symbolic_v0.parallel_env("chain", token_cost=0.01), symbolic_v0.parallel_env("chain", **other)
