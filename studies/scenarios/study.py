@@ -157,7 +157,9 @@ A run is stored when it ends. After an interruption, the same command makes only
 ## A row of your own
 
 A learner is a class with `learn`, in a module of your own, and may use any library. It must call the examiner with its
-number of decisions so far and a greedy policy, and stop when the examiner returns true.
+number of decisions so far and a greedy policy, and stop when the examiner returns true. The policy gets tensors of
+observations [rows, features] and of legal actions [rows, actions]. It returns one action for each row, as a tensor or
+an array.
 
 ```python
 import torch

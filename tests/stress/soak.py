@@ -42,11 +42,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attacks import ATTACKS
 from numpy.typing import NDArray
 
 from selfcest_agents.policy import PolicyRequest
 from selfcest_agents.rollout import RolloutRequest, rollout
-from selfcest_agents.scripted import ATTACKS
 from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel

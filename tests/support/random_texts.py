@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from attacks import ATTACKS
 
-from selfcest_agents.scripted import ATTACKS
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Answer, CloneRequest, Delegate, Read
 
