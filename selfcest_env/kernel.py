@@ -322,6 +322,7 @@ class Kernel:
 
     def _read(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn, keys: tuple[str, ...]) -> None:
         known = frozenset(self.keys_of(agent_id))
+        keys = tuple(dict.fromkeys(keys))
         limit = self.limits.max_reads
         documents = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
         message = self._with_reminder(agent_id, documents, len(self._agents[agent_id].turns) + 1)

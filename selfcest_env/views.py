@@ -58,7 +58,7 @@ class Observation:
         budget: its own account. Nothing in it depends on a running sibling.
         can_delegate, can_read: whether a call or a read could be granted now. The price of the smallest call is a
             lower bound (`Rules.smallest_call`), so an account close to it may still have its clone refused.
-        is_last: whether any action but an answer ends the agent.
+        is_last: whether any action but an answer ends the agent, unless it asks for more turns (`AddTurnLimit`).
         max_new_tokens: the grant of this turn.
     """
 

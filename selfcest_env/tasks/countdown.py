@@ -196,6 +196,10 @@ class CountdownFile(FileSource, CountdownExpert):
             )
         return self.make(record, problem.phrase(self.phrasing), answer, **problem.metadata)
 
+    def identity(self, task: Task) -> str:
+        numbers = sorted(map(int, str(task.metadata["numbers"]).split()))
+        return f"{task.metadata['target']} from {numbers}"
+
 
 def solve(problem: Problem) -> Value | None:
     """Return a solution whose intermediate values are whole and not negative, or `None` if there is none."""

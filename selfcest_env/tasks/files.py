@@ -325,6 +325,8 @@ def _csv_records(file: str, text: str) -> Iterator[Record]:
                 header = row
                 if len({*row}) < len(row):
                     raise DataError(f"{file}: two columns have the same name: {', '.join(row)}")
+            elif not row:
+                continue
             elif len(row) != len(header):
                 place = _place(file, line, "record", number)
                 raise DataError(f"{place}: {len(row)} cells; expected {len(header)}: {', '.join(header)}")

@@ -123,7 +123,13 @@ class FileSource(Checked):
         /,
         **metadata: Scalar,
     ) -> Task:
-        """Return a task whose metadata name its origin: the file, its digest, the record's number, and the split."""
+        """Return a task whose metadata name its origin: the file, its digest, the record's number, and the split.
+
+        Raises:
+            DataError: the prompt is empty.
+        """
+        if not prompt.strip():
+            raise DataError(f"{record.place}: the question is empty; expected a text")
         origin: dict[str, Scalar] = {
             "file": record.file if record.file.startswith(HUB) else PurePath(record.file).name,
             "file_digest": self.digest,

@@ -68,7 +68,7 @@ class Distractors(Checked):
 
     def stretch(self, task: Task, rng: np.random.Generator) -> Task:
         """Return the question with more paragraphs. Raises `TaskError` if there are not enough that fit."""
-        titles = {normalize_words(_NUMBERED.sub("", key)) for key in task.context}
+        titles = {normalize_words(_find_title(key, task.context)) for key in task.context}
         answers = (task.answer, *task.aliases)
         added: dict[str, str] = {}
         for _ in range(_TRIES_PER_PARAGRAPH * self.paragraphs):
@@ -93,7 +93,7 @@ class Distractors(Checked):
         paragraphs: dict[tuple[str, str], None] = {}  # title and text in order, each once
         for task in donors.tasks():
             for key, text in task.context.items():
-                paragraphs[_NUMBERED.sub("", key), text] = None
+                paragraphs[_find_title(key, task.context), text] = None
         if not paragraphs:
             raise TaskError(f"{self.name}: the questions of the donors have no documents; give donors with documents")
         return tuple(paragraphs)
@@ -103,6 +103,12 @@ class Distractors(Checked):
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
         return self.source.propose(observation, rng, style)
+
+
+def _find_title(key: str, context: Mapping[str, str]) -> str:
+    """Return the title of a document: its key without the number that tells it from another one of the same title."""
+    title = _NUMBERED.sub("", key)
+    return title if title in context else key
 
 
 @dataclass(frozen=True)

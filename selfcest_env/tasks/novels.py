@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import http.client
 import io
 import re
 import struct
@@ -108,7 +109,7 @@ def read_package(source: str) -> bytes:
         with urllib.request.urlopen(source, timeout=_TIMEOUT) as response:
             content: bytes = response.read()
             return content
-    except (urllib.error.URLError, TimeoutError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
         raise DataError(
             f"{source}: cannot be downloaded: {error}; download the package elsewhere and give its path by --package"
         ) from error

@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 
 from selfcest_env.errors import ConfigError, DataError, TaskError, did_you_mean
-from selfcest_env.structure import Checked, Distinct, OneOf
+from selfcest_env.structure import Checked, Distinct, OneOf, check_unused
 from selfcest_env.tasks.files import list_files, read_text
 from selfcest_env.tasks.finite import ALL
 from selfcest_env.tasks.splits import TEST, TRAIN
@@ -50,6 +50,8 @@ class Prose(Checked):
         super().__post_init__()
         if self.part != ALL and not self.test_books:
             raise ConfigError(f"part is '{self.part}', and test_books is empty; name the books of the part 'test'")
+        if self.part == ALL:
+            check_unused(self, "part is 'all'; set it to 'train' to keep these books apart", "test_books")
 
     @cached_property
     def books(self) -> Mapping[str, tuple[str, ...]]:
@@ -59,7 +61,11 @@ class Prose(Checked):
             DataError: the folder has no text file, or a book has no sentence.
             ConfigError: there is no book of a name in `test_books`, or the part has no book.
         """
-        file_by_name = {file.stem: file for file in list_files(self.path, _SUFFIXES)}
+        files = list_files(self.path, _SUFFIXES)
+        file_by_name = {file.stem: file for file in files}
+        if len(file_by_name) < len(files):
+            twice = next(file for file in files if file_by_name[file.stem] != file)
+            raise DataError(f"{twice} and {file_by_name[twice.stem]} have one name; rename one of these books")
         for name in self.test_books:
             if name not in file_by_name:
                 hint = did_you_mean(name, file_by_name)

@@ -80,6 +80,8 @@ class QuestionSource(FileSource):
         for key, value in (("question", text), ("answer", answer)):
             if not value.strip():
                 raise record.mismatch(key, "a text that is not empty")
+        if not all(alias.strip() for alias in aliases):
+            raise record.error("answer", "has an empty text among those that count as right; remove it")
         fault = NO_PLAN if plan is None else plan.fault(documents, (answer, *aliases))
         facts: dict[str, Scalar] = {"documents": len(documents)}
         if support is not None:

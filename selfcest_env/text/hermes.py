@@ -24,6 +24,8 @@ from selfcest_env.types import (
 
 # Servers whose template writes `<think>` into the prompt return a text that begins within the thought.
 THINKING = re.compile(r"\A[^<]*+(?:<(?!/?think>)[^<]*+)*+</think>(?=\s*+\S)|<think>.*?(?:</think>|\Z)", re.DOTALL)
+# A text that ends with its thought: what it drafted is no call. A last "Answer:" still counts, for there is no other.
+_ONLY_THOUGHT = re.compile(r"\A[^<]*+(?:<(?!/?think>)[^<]*+)*+</think>\s*+\Z")
 # Possessive quantifiers: without them, long white space before no marker would take quadratic time.
 _MARKERS = re.compile(
     r"<(?=\s*+(?:/\s*+)?(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"
@@ -36,6 +38,9 @@ _MARKERS = re.compile(
 MAX_SHARED_KEYS = 100_000
 # Most requests of one turn, since a short text can ask for many (`hermes_each`).
 _MAX_REQUESTS = 100_000
+
+# Emphasis that begins before the marker of an answer, as in `**Answer:** 5` and `**Final Answer: 5**`.
+_EMPHASIS = re.compile(r"(?:\A|\n)[^\S\n]*(\*{1,3}|_{1,3})(?:[A-Za-z]+ )*\Z")
 
 _OWN_TAGS = re.compile(r"<(?=/?(?:tool_call|think)>)")
 _ESCAPED = r"\\u003c"
@@ -142,12 +147,15 @@ class HermesProtocol:
         # A line break replaces thinking, so the texts on its two sides cannot form a marker.
         visible = THINKING.sub("\n", text)
         calls, _ = split_sections(visible, "<tool_call>", "</tool_call>")
+        if _ONLY_THOUGHT.match(text):
+            calls = []
         if calls is None:
             return Malformed(Fault.BAD_CALL)
         if calls:
             return _join_calls(calls, self.read_objective)
-        _, marker, answer = visible.rpartition("Answer:")
-        return Answer(answer.strip()) if marker and answer.strip() else Malformed(Fault.NO_ANSWER)
+        before, marker, answer = visible.rpartition("Answer:")
+        answer = _strip_emphasis(before, answer).strip()
+        return Answer(answer) if marker and answer else Malformed(Fault.NO_ANSWER)
 
     def render(self, action: Action, thought: str = "") -> str:
         head = f"{thought}\n" if thought else ""
@@ -183,6 +191,15 @@ _CLONE_LINE = (
     "You are a clone working on one objective for your parent. Be brief. End with one line 'Answer: ' and the result "
     "alone; if you cannot reach it, say why after 'Answer:'."
 )
+
+
+def _strip_emphasis(before: str, answer: str) -> str:
+    """Return the text after a marker without the end of the emphasis that begins in the line before it."""
+    emphasis = _EMPHASIS.search(before)
+    if emphasis is None:
+        return answer
+    mark = emphasis[1]
+    return answer.removeprefix(mark) if answer.startswith(mark) else answer.rstrip().removesuffix(mark)
 
 
 def _write_call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import reprlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from typing_extensions import get_protocol_members
 
 from selfcest_env.checks import check_mapping, check_options
-from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.errors import ConfigError, TaskError, is_integer_within
 from selfcest_env.plugin import check_choice
 from selfcest_env.protocol import PromptFormat
 from selfcest_env.reward import PRESETS, Reward, make_reward
@@ -55,6 +56,9 @@ def check_task(task: object, what: str) -> None:
             raise TaskError(
                 f"{what} a Task whose context has {reprlib.repr(text)} under {reprlib.repr(key)}; expected texts"
             )
+    tokens: object = task.context_tokens
+    if tokens is not None and not is_integer_within(tokens, 1, sys.maxsize):
+        raise TaskError(f"{what} a Task whose context_tokens are {tokens!r}; expected a whole number >= 1, or None")
     for key, fact in task.metadata.items():
         if not isinstance(fact, (str, int, float)):
             raise TaskError(

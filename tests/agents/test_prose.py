@@ -98,7 +98,9 @@ def test_generated_stories_and_their_expert(number: Any) -> None:
     [
         ({"task": 3, "min_statements": 1, "max_statements": 2}, "max_statements is 2; expected at least 3"),
         ({"people": ["mary"]}, "people has 'mary'; expected a capital letter"),
+        ({"people": ["Ann", "Mary Ann"]}, "people has 'Mary Ann'; expected a capital letter"),
         ({"things": ["Apple"]}, "things has 'Apple'; expected small letters"),
+        ({"things": ["red apple"]}, "things has 'red apple'; expected small letters"),
         ({"min_statements": 9, "max_statements": 8}, "min_statements is 9, above max_statements = 8"),
     ],
 )
@@ -219,7 +221,12 @@ def make_long(path: str, **options: Any) -> Babilong:
         ),
         ({"words": 99, "sentences": 3}, ConfigError, "sentences is 3, which changes nothing: words decides the length"),
         ({"filler": {"part": "test"}}, ConfigError, "filler.part is 'test', and test_books is empty; name the books"),
-        ({"filler": {"test_books": ["frist"]}}, ConfigError, "test_books has 'frist', .* Did you mean 'first'"),
+        ({"filler": {"test_books": ["first"]}}, ConfigError, "filler.test_books is .*, which changes nothing: part is"),
+        (
+            {"filler": {"part": "train", "test_books": ["frist"]}},
+            ConfigError,
+            "test_books has 'frist', .* Did you mean 'first'",
+        ),
         (
             {"filler": {"part": "train", "test_books": ["first", "second"]}},
             ConfigError,
@@ -231,6 +238,15 @@ def test_wrong_options_of_prose(books: str, options: dict[str, Any], error: type
     with pytest.raises(error, match=said) as caught:
         make_long(books, **options).tasks()
     assert "\n" not in str(caught.value)
+
+
+def test_books_of_one_name_are_refused(tmp_path: Path) -> None:
+    """One of them was lost in silence."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.txt").write_text("One two three four five.", encoding="utf-8")
+    with pytest.raises(DataError, match=r"a/text\.txt and .*b/text\.txt have one name; rename one of these books"):
+        make_long(str(tmp_path)).tasks()
 
 
 def test_no_prose(tmp_path: Path) -> None:

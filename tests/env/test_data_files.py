@@ -118,6 +118,10 @@ def test_broken_files_say_where(tmp_path: Path, name: str, text: str, said: str)
     assert isinstance(caught.value, ValueError)
 
 
+def test_an_empty_line_of_a_csv_file_is_no_record(tmp_path: Path) -> None:
+    assert rows(write(tmp_path / "a.csv", "q,a\n1,2\n\n3,4\n\n")) == [{"q": "1", "a": "2"}, {"q": "3", "a": "4"}]
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing.json: no such file or folder; give a path, or hub:OWNER/NAME"):
         rows(str(tmp_path / "missing.json"))

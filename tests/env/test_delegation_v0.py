@@ -249,7 +249,7 @@ def test_a_waiting_agent_sees_nothing_of_its_running_clones() -> None:
         (call("a", shared=["Z"]), "unknown_key"),
         (call({"objective": "a", "max_tokens": 10**9}), "over_budget"),
         (read("Z"), "unknown_key"),
-        (read("A", "B", "A"), "too_many_reads"),
+        (read("A", "B", "Z"), "too_many_reads"),
     ],
 )
 def test_what_led_to_nothing_is_said_charged_and_counted(said: Any, notice: str) -> None:
@@ -698,6 +698,8 @@ def test_actions_that_are_none_are_refused_and_cost_nothing(actions: Any, messag
         (Task("t", "p", "a", "s", context=["k"]), "whose context is"),  # type: ignore[arg-type]
         (Task("t", "p", "a", "s", context={"k": 3}), "has 3 under 'k'"),  # type: ignore[dict-item]
         (Task("t", "p", "a", "s", aliases="ab"), "whose aliases are 'ab'"),  # type: ignore[arg-type]
+        (Task("t", "p", "a", "s", context_tokens="5"), "whose context_tokens are '5'"),  # type: ignore[arg-type]
+        (Task("t", "p", "a", "s", context_tokens=-1), "whose context_tokens are -1; expected a whole number >= 1"),
     ],
 )
 def test_a_source_that_draws_no_task_is_named(drawn: Any, message: str) -> None:

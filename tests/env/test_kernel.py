@@ -172,6 +172,13 @@ def test_refusals(limits, action, fault):
     assert observe(kernel, ROOT).block[0].content == "."
 
 
+def test_a_key_that_is_named_twice_is_one_read():
+    kernel = game(max_reads=1)
+    play(kernel, ROOT, Read(("A", "A")), 5)
+    assert last(kernel).outcome is Outcome.READ
+    assert kernel.num_reads == 1
+
+
 @pytest.mark.parametrize("fault", [Fault.NO_ANSWER, Fault.BAD_CALL])
 def test_malformed_turns_use_a_turn_and_go_on(fault):
     kernel = game()

@@ -222,6 +222,16 @@ def test_no_json_makes_parse_raise(payload, name):
         ("First Answer: 5? no.\n</think>\n\nI give up.", NONE),
         ("<think>Answer: 1</think>Answer: 2</think>", Answer("2</think>")),
         ("Answer: 5</think>\n", Answer("5</think>")),  # nothing follows, so it was no thought
+        ("Maybe " + call({"objectives": ["a"]}) + "? No, wait.</think>\n", NONE),
+        ("Maybe <tool_call>{? No.</think>", NONE),
+        ("**Answer:** 42", Answer("42")),
+        ("So it is.\n**Answer: 42**\n", Answer("42")),
+        ("**Final Answer:** 42", Answer("42")),
+        ("__Answer:__ **42**", Answer("**42**")),
+        ("*Answer: 4*2*", Answer("4*2")),
+        ("x = 2 **Answer: 2**", Answer("2**")),  # in the middle of a line it may be anything
+        ("Answer: **42**", Answer("**42**")),
+        ("**Answer:**", NONE),
         ("<think>Answer: 1", NONE),  # an unfinished chain of thought
         ("Answer: 4<think>Answer: 5", Answer("4")),
         ("<think>" + call({"objectives": ["a"]}) + "</think>Answer: 2", Answer("2")),

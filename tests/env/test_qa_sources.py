@@ -408,6 +408,7 @@ def test_user_questions(tmp_path: Path) -> None:
         ({"documents": {"x": 1}}, "documents.x is 1; expected a string"),
         ({"documents": [{"title": "T"}]}, "documents[0].text is missing"),
         ({"answer": " "}, "answer is ' '; expected a text that is not empty"),
+        ({"answer": ["Ulm", ""]}, "answer has an empty text among those that count as right; remove it"),
         ({"question": ""}, "question is ''; expected a text that is not empty"),
         ({"documents": "text"}, "documents is 'text'; expected a list"),
         ({"documents": {"x": "1"}, "support": ["y"]}, "support is ['y']; expected keys of its documents, which are x"),
@@ -538,6 +539,14 @@ def donors(tmp_path: Path, count: int = 30) -> UserQuestions:
     documents = [{"title": f"T{i}", "text": f"Text {i}."} for i in range(count)]
     documents += [{"title": "ULM", "text": "Same title."}, {"title": "P", "text": "The Rhine Prize is old."}]
     return UserQuestions(write(tmp_path / "d.json", {"question": "?", "answer": "x", "documents": documents}))
+
+
+def test_a_number_that_belongs_to_a_title_stays(tmp_path: Path) -> None:
+    """`Siege of Cassel (1761)` lost its year, and was the same title as one of another year."""
+    documents = [{"title": title, "text": f"About {title}."} for title in ("Siege (1761)", "Siege (1762)", "Ulm")]
+    given = UserQuestions(write(tmp_path / "d.json", {"question": "?", "answer": "x", "documents": documents}))
+    base = UserQuestions(write(tmp_path / "q.json", {"question": "Who?", "answer": "Bo", "documents": []}))
+    assert set(only(Distractors(base, 3, given)).context) == {"Siege (1761)", "Siege (1762)", "Ulm"}
 
 
 def test_distractors(tmp_path: Path) -> None:

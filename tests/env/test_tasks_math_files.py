@@ -132,6 +132,18 @@ def test_countdown_file(tmp_path: Path) -> None:
     assert (task.metadata["numbers"], task.metadata["target"]) == ("39 9 4", 12)
 
 
+def test_a_puzzle_is_its_numbers_and_its_target(tmp_path: Path) -> None:
+    """Numbers that ran together were the same puzzle, and the same puzzle in another order was another one."""
+
+    def identify(numbers: list[int], *steps: str) -> str:
+        puzzle = {"nums": numbers, "target": 16, "solution": steps}
+        source = CountdownFile(write(tmp_path / "p.json", [puzzle]))
+        return source.identity(source.tasks()[0])
+
+    assert identify([1, 12, 3], "1+12=13", "13+3=16") == identify([3, 12, 1], "1+12=13", "13+3=16")
+    assert identify([1, 12, 3], "1+12=13", "13+3=16") != identify([11, 2, 3], "11+2=13", "13+3=16")
+
+
 BROKEN = [
     (GSM8K, {"question": "q", "answer": "no mark"}, r"record 2: answer is 'no mark'; expected a solution that ends in"),
     (GSM8K, {"question": "q", "answer": "#### a lot"}, r"record 2: answer is '#### a lot'"),
@@ -146,6 +158,7 @@ BROKEN = [
     (AIME, {"problem": "p", "answer": "1000"}, r"record 2: answer is '1000'; expected an integer from 0 to 999"),
     (AIME, {"problem": "p", "answer": r"\frac12"}, r"record 2: answer is "),
     (AIME, {"question": "p", "answer": "1"}, r"record 2: problem is missing"),
+    (AIME, {"problem": " ", "answer": "1"}, r"record 2: the question is empty; expected a text"),
     (AIME, {"problem": "p", "answer": "1", "year": "last"}, r"record 2: year is 'last'; expected a year"),
     (CountdownFile, {**NUMBERS, "nums": [39, "9", 4]}, r"record 2: nums is \[39, '9', 4\]; expected a list of two"),
     (CountdownFile, {**NUMBERS, "nums": [39, 9, 4, 1]}, r"record 2: solution is .*expected steps such as"),

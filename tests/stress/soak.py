@@ -322,7 +322,8 @@ class RecordRecount:
                 case Delegate(requests):
                     fault = self.refused_call(own, requests, last, poor)
                     outcome, last = "refused" if fault else "delegated", last or ("out_of_tokens" if poor else None)
-                case Read(keys):
+                case Read(named):
+                    keys = tuple(dict.fromkeys(named))
                     fault = self.refused_read(own, keys, last)
                     outcome = "refused" if fault else "read"
                 case Malformed(fault):
