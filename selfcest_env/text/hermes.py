@@ -39,8 +39,8 @@ MAX_SHARED_KEYS = 100_000
 # Most requests of one turn, since a short text can ask for many (`hermes_each`).
 _MAX_REQUESTS = 100_000
 
-# Emphasis that begins before the marker of an answer, as in `**Answer:** 5` and `**Final Answer: 5**`.
-_EMPHASIS = re.compile(r"(?:\A|\n)[^\S\n]*(\*{1,3}|_{1,3})(?:[A-Za-z]+ )*\Z")
+# A line up to the marker of an answer, with emphasis that begins there: `**Answer:** 5`, `**Final Answer: 5**`.
+_EMPHASIS = re.compile(r"\s*(\*{1,3}|_{1,3})(?:[A-Za-z]+ )*")
 
 _OWN_TAGS = re.compile(r"<(?=/?(?:tool_call|think)>)")
 _ESCAPED = r"\\u003c"
@@ -195,7 +195,7 @@ _CLONE_LINE = (
 
 def _strip_emphasis(before: str, answer: str) -> str:
     """Return the text after a marker without the end of the emphasis that begins in the line before it."""
-    emphasis = _EMPHASIS.search(before)
+    emphasis = _EMPHASIS.fullmatch(before.rpartition("\n")[2])
     if emphasis is None:
         return answer
     mark = emphasis[1]
