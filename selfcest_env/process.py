@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -138,8 +138,11 @@ class ProcessTerm(ABC):
         except InfrastructureError as error:
             judgements = [error] * len(new)
         given: object = judgements
-        if isinstance(given, Mapping) or any(isinstance(value, str | bool) for value in judgements):
+        if isinstance(given, str | Mapping | Set) or not isinstance(given, Iterable):
             raise ValueError(f"{type(self).__name__}.judge returned {given!r:.100}; expected a list of numbers")
+        judgements = list(judgements)
+        if any(isinstance(value, str | bool) for value in judgements):
+            raise ValueError(f"{type(self).__name__}.judge returned {judgements!r:.100}; expected a list of numbers")
         values = [value if isinstance(value, InfrastructureError) else float(value) for value in judgements]
         if len(values) != len(new):
             raise ValueError(

@@ -236,7 +236,9 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         check_snapshot(snapshot, SymbolicSnapshot)
         same_rules = _describe_rules(snapshot.rules) == _describe_rules(self.rules)
         if not same_rules or (snapshot.population, snapshot.max_cycles) != (self.population, self.max_cycles):
-            raise ConfigError("the snapshot is of other rules; expected one of an environment with the same arguments")
+            raise ConfigError(
+                "the snapshot is of an environment with other arguments; expected one with the same arguments"
+            )
         self.agents = list(snapshot.agents)
         self._started = snapshot.state is not None
         if snapshot.state is None:

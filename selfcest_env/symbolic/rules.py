@@ -54,7 +54,7 @@ def _check_task(task: SymbolicTask) -> None:
         check_integer(f"{name}.calls[{kind}].facts", call.facts, 0, task.num_facts)
         for length in range(task.max_length + 1):
             given: object = task.part_lengths(kind, length)
-            if not isinstance(given, Sequence):
+            if not isinstance(given, Sequence | np.ndarray):
                 raise ConfigError(f"{name}.part_lengths({kind}, {length}) is {given!r}; expected a tuple of lengths")
             parts = tuple(given)
             # The tables of the transition rely on this order. A part without symbols would never act.

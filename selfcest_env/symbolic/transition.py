@@ -530,7 +530,8 @@ def _check_problems(rules: SymbolicRules, problems: object, batch: int) -> None:
         ("facts", problems.facts, (batch, task.num_facts)),
     )
     for what, value, shape in drawn:
-        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind not in "iu":
+        is_whole = isinstance(value, np.ndarray) and (value.dtype.kind in "iu" or not value.size)
+        if not isinstance(value, np.ndarray) or value.shape != shape or not is_whole:
             given = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
             raise TaskError(f"{name}: {what} are {given}; expected an array {shape} of whole numbers")
     inside = np.arange(task.max_length) < problems.lengths[:, None]

@@ -22,8 +22,8 @@ class SharedQuestion:
 def find_shared_questions(left: FiniteSource, right: FiniteSource) -> tuple[SharedQuestion, ...]:
     """Return the questions that two sources share.
 
-    Questions are compared by `identity`, their letters and digits. Differences in case, space, punctuation and
-    typesetting do not matter. A rephrased question is not detected.
+    Questions are compared by the `identity` of their sources, mostly their letters and digits. Differences in case,
+    space, punctuation and typesetting do not matter. A rephrased question is not detected.
     """
     tasks_of_right = _group_by_identity(right)
     shared: list[SharedQuestion] = []

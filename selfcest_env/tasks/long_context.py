@@ -108,7 +108,7 @@ class Distractors(Checked):
 def _find_title(key: str, context: Mapping[str, str]) -> str:
     """Return the title of a document: its key without the number that tells it from another one of the same title."""
     title = _NUMBERED.sub("", key)
-    return title if title in context else key
+    return title if title in context and f"{title} (2)" in context else key
 
 
 @dataclass(frozen=True)

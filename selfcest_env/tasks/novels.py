@@ -18,7 +18,6 @@ import re
 import struct
 import sys
 import tarfile
-import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator, Mapping
@@ -109,7 +108,7 @@ def read_package(source: str) -> bytes:
         with urllib.request.urlopen(source, timeout=_TIMEOUT) as response:
             content: bytes = response.read()
             return content
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
+    except (OSError, http.client.HTTPException) as error:
         raise DataError(
             f"{source}: cannot be downloaded: {error}; download the package elsewhere and give its path by --package"
         ) from error

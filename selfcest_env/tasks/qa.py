@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from selfcest_env.errors import did_you_mean
+from selfcest_env.errors import DataError, did_you_mean
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import FileSource
 from selfcest_env.tasks.plan import PlanStep, QuestionPlan
@@ -81,7 +81,7 @@ class QuestionSource(FileSource):
             if not value.strip():
                 raise record.mismatch(key, "a text that is not empty")
         if not all(alias.strip() for alias in aliases):
-            raise record.error("answer", "has an empty text among those that count as right; remove it")
+            raise DataError(f"{record.place}: one of its right answers is empty; remove it")
         fault = NO_PLAN if plan is None else plan.fault(documents, (answer, *aliases))
         facts: dict[str, Scalar] = {"documents": len(documents)}
         if support is not None:

@@ -40,7 +40,7 @@ MAX_SHARED_KEYS = 100_000
 _MAX_REQUESTS = 100_000
 
 # A line up to the marker of an answer, with emphasis that begins there: `**Answer:** 5`, `**Final Answer: 5**`.
-_EMPHASIS = re.compile(r"\s*(\*{1,3}|_{1,3})(?:[A-Za-z]+ )*")
+_EMPHASIS = re.compile(r"\s*(?:(?:[-+*>]|#{1,6}|[0-9]{1,3}[.)])\s+)*(\*{1,3}|_{1,3})(?:[A-Za-z]+[ -])*")
 
 _OWN_TAGS = re.compile(r"<(?=/?(?:tool_call|think)>)")
 _ESCAPED = r"\\u003c"
@@ -146,9 +146,9 @@ class HermesProtocol:
     def parse(self, text: str) -> Action:
         # A line break replaces thinking, so the texts on its two sides cannot form a marker.
         visible = THINKING.sub("\n", text)
-        calls, _ = split_sections(visible, "<tool_call>", "</tool_call>")
+        calls, outside = split_sections(visible, "<tool_call>", "</tool_call>")
         if _ONLY_THOUGHT.match(text):
-            calls = []
+            calls, visible = [], outside
         if calls is None:
             return Malformed(Fault.BAD_CALL)
         if calls:

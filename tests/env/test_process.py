@@ -136,6 +136,8 @@ def test_a_judge_of_single_precision_is_taken_at_its_word() -> None:
     assert scored.reward_terms is not None
     assert scored.reward_terms["judged"] == pytest.approx(1.9)
     assert all(type(value) is float for values in scored.by_turn["judged"].values() for value in values)
+    again = reward_of(judged=Says(map(float, [1] * 5))).score(play(CALL, "<ans>7<end>", clones=TREE))
+    assert again.reward_terms == {"correct": 1.0, "judged": 5.0}
 
 
 def test_the_last_turn_says_how_its_agent_ended_and_a_call_what_was_refused() -> None:
@@ -210,7 +212,9 @@ class Says(ProcessTerm):
         (OSError("gone"), "'judged'.*: raised OSError: gone"),
         ((0.5,), r"'judged'.*: raised ValueError: Says\.judge returned 1 numbers for 5 steps"),
         (dict.fromkeys(range(5), 1.0), r"Says\.judge returned \{0: 1\.0, .*; expected a list of numbers"),
-        ((0.5, True, 0.5, 0.5, 0.5), r"Says\.judge returned \(0\.5, True, .*; expected a list of numbers"),
+        (None, r"Says\.judge returned None; expected a list of numbers"),
+        ({0.5}, r"Says\.judge returned \{0\.5\}; expected a list of numbers"),
+        ((0.5, True, 0.5, 0.5, 0.5), r"Says\.judge returned \[0\.5, True, .*; expected a list of numbers"),
         (
             (0.5, 0.5, math.nan, 0.5, 0.5),
             r"'judged'.*: raised ValueError: Says\.judge returned nan for e3/root\.0/turn0; exp",

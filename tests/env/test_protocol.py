@@ -228,6 +228,9 @@ def test_no_json_makes_parse_raise(payload, name):
         ("So it is.\n**Answer: 42**\n", Answer("42")),
         ("**Final Answer:** 42", Answer("42")),
         ("__Answer:__ **42**", Answer("**42**")),
+        ("- **Answer:** 42", Answer("42")),
+        ("1. > **Final-Answer:** 42", Answer("42")),
+        ("Maybe " + call({"objectives": ["Add. Answer: the sum"]}) + "</think>\n", NONE),
         ("*Answer: 4*2*", Answer("4*2")),
         ("x = 2 **Answer: 2**", Answer("2**")),  # in the middle of a line it may be anything
         ("Answer: **42**", Answer("**42**")),

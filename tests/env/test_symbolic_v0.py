@@ -548,7 +548,7 @@ def test_a_snapshot_of_other_rules_is_refused_and_changes_nothing(other: dict[st
         one.reset(seed=0)
         two.reset(seed=1)
         before = one.state()
-        with pytest.raises(ConfigError, match="the snapshot is of other rules"):
+        with pytest.raises(ConfigError, match="the snapshot is of an environment with other arguments"):
             one.set_snapshot(two.get_snapshot())
         assert (one.state() == before).all()
 

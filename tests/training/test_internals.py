@@ -394,7 +394,7 @@ class KeepsAnArray(Critic):
 @pytest.mark.parametrize("scheme", [CountsByNumber(), KeepsAnArray()], ids=lambda s: type(s).__name__)
 def test_a_state_that_no_checkpoint_can_store_is_found_out(scheme: CreditAssigner) -> None:
     """A run ended at its first checkpoint, after the whole warm start."""
-    with pytest.raises(ConformanceError, match=r"no checkpoint can store it: .* expected dicts with text keys"):
+    with pytest.raises(ConformanceError, match=r"no checkpoint can store its state: .* expected dicts with text keys"):
         check_assigner(scheme)
 
 

@@ -124,6 +124,7 @@ def test_another_name_inside_options_deletes_everything_beside_it(key: str, tmp_
         assert read_config(base, overrides)["reward"]["options"][key] == {"name": new, "x": 1}
     whole = f"reward.options.{key}={{name: a, x: 1}}"
     assert read_config(base, [whole, override])["reward"]["options"][key] == {"name": new}
+    assert read_config(base, [option, whole, override])["reward"]["options"][key] == {"name": new}
 
 
 def test_an_option_that_is_called_name_deletes_no_other_option(tmp_path: Path) -> None:

@@ -284,7 +284,8 @@ def test_the_longest_of_many_by_hand() -> None:
 def test_what_limits_allow_by_hand() -> None:
     one = Limits(total_tokens=10_000, turn_tokens=100, max_turns=3, max_depth=0, context_tokens=250)
     assert compute_max_lengths(one).generated == 250
-    assert compute_max_lengths(replace(one, max_turns=0)).generated == 0
+    with pytest.raises(ConfigError, match="max_turns is 0, so there is nothing to plan"):
+        compute_max_lengths(replace(one, max_turns=0))
     tree = compute_max_lengths(replace(one, max_depth=1, max_clones=4))
     assert (tree.generated, tree.critical_paths) == (1250, (250 + 2 * 250,))
     assert tree.total == 1250

@@ -411,7 +411,7 @@ def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
     tensors: dict[str, torch.Tensor] = {}
     plain = extract_tensors({"a/b": one, "a": {"b": two}}, "", tensors)
     assert insert_tensors(json.loads(json.dumps(plain)), tensors) == {"a/b": one, "a": {"b": two}}
-    with pytest.raises(TrainingError, match="holds dict"):
+    with pytest.raises(TrainingError, match="holds a mapping with the keys"):
         extract_tensors({"__tensor__": "0"}, "", tensors)
 
 

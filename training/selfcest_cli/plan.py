@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from selfcest_agents.samplers import make_sampler
+from selfcest_agents.samplers import SAMPLERS
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
 from selfcest_training.planning.changes import find_changes, make_misfit_error, total_excess_bytes
@@ -36,7 +36,7 @@ def print_plan(
     Raises:
         ConfigError: the run does not fit its devices. The plan is printed first.
     """
-    make_sampler(config.sampler.name, config.sampler.options)  # refuses an unknown one
+    SAMPLERS.load(config.sampler.name, "sampler.name")  # refuses an unknown one; making it would need its package
     shape = get_model_shape(config.model)
     device = _find_device(memory, shape.device)
     throughput = None if curve is None else read_curve(curve)

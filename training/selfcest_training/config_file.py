@@ -409,13 +409,13 @@ def _put_names_first(overrides: Sequence[str]) -> list[str]:
         *parents, leaf = path.split(".")
         position = len(ordered)
         if leaf == "name" and parents and parents[-1] != "options":
-            plug_in = ".".join(parents)
             # Plug-ins inside of options have their own options beside their name.
-            deleted = f"{plug_in}." if "options" in parents else f"{plug_in}.options."
+            deleted = ".".join([*parents, ""] if "options" in parents else [*parents, "options", ""])
             changed = [other.partition("=")[0] for other in ordered]
-            of_old_name = (
-                i for i, other in enumerate(changed) if f"{other}.".startswith(deleted) and other not in (plug_in, path)
-            )
+            # The name must not move before an override that sets the whole plug-in, or a name of it.
+            sets_name = (i + 1 for i, other in enumerate(changed) if f"{path}.".startswith(f"{other}."))
+            first = max(sets_name, default=0)
+            of_old_name = (i for i, other in enumerate(changed) if i >= first and f"{other}.".startswith(deleted))
             position = next(of_old_name, position)
         ordered.insert(position, override)
     return ordered

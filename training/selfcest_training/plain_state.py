@@ -1,4 +1,4 @@
-"""What stages remember, as JSON values and tensors: so it is stored in checkpoints."""
+"""Splits what stages and credit schemes remember into JSON values and tensors, as checkpoints store it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,14 @@ def extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TrainingError(
-        f"a stage's state_dict holds {type(value).__name__} at {place}; expected dicts with text keys, lists, texts, "
-        "numbers, booleans, None and tensors"
+        f"the state_dict of a stage or scheme holds {_describe(value)} at {place or '/'}; expected dicts with text "
+        "keys, lists, texts, numbers, booleans, None and tensors"
     )
+
+
+def _describe(value: object) -> str:
+    """Return the type of a value that cannot be stored, with the keys of a mapping."""
+    return f"a mapping with the keys {list(value)!r:.60}" if isinstance(value, Mapping) else type(value).__name__
 
 
 def insert_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:

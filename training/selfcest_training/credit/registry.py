@@ -68,8 +68,9 @@ def check_scheme(cls: type[CreditAssigner], who: str) -> None:
     """
     check_kind(cls, CreditAssigner, who)
     for hook, arguments in _HOOK_ARGUMENTS.items():
+        instance = (None,) if inspect.isfunction(inspect.getattr_static(cls, hook)) else ()
         try:
-            inspect.signature(getattr(cls, hook)).bind(None, *arguments)
+            inspect.signature(getattr(cls, hook)).bind(*instance, *arguments)
         except TypeError as error:
             raise PlugInError(
                 f"{who}: {cls.__name__}.{hook} cannot be called as {hook}({', '.join(arguments)}): {error}; give it "

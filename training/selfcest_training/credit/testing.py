@@ -211,7 +211,9 @@ def _store_and_read_state(assigner: CreditAssigner) -> Any:
     try:
         plain = extract_tensors(assigner.state_dict(), "", tensors)
     except TrainingError as error:
-        raise ConformanceError(f"credit scheme '{assigner.name}': no checkpoint can store it: {error}") from error
+        raise ConformanceError(
+            f"credit scheme '{assigner.name}': no checkpoint can store its state: {error}"
+        ) from error
     return insert_tensors(json.loads(json.dumps(plain)), tensors)
 
 

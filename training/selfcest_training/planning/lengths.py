@@ -59,7 +59,13 @@ def read_lengths(file: Path) -> EpisodeLengths:
 
 
 def compute_max_lengths(limits: Limits) -> EpisodeLengths:
-    """Compute upper bounds of the lengths from limits. Most episodes are far shorter."""
+    """Compute upper bounds of the lengths from limits. Most episodes are far shorter.
+
+    Raises:
+        ConfigError: no agent has a turn.
+    """
+    if limits.max_turns == 0:
+        raise ConfigError("limits.max_turns is 0, so there is nothing to plan; expected at least 1")
     generated_tokens = _to_float(limits.generated_tokens)
     total_tokens = _to_float(limits.total_tokens)
     context_tokens = _to_float(limits.context_tokens)
@@ -79,7 +85,7 @@ def compute_max_lengths(limits: Limits) -> EpisodeLengths:
     return EpisodeLengths(
         "the most that limits allow; recorded episodes (--episodes) are shorter",
         generated,
-        min(total_tokens, inf if limits.context_tokens is None else context_tokens * num_agents),
+        min(total_tokens, inf if limits.context_tokens is None else context_tokens * (tree / agent)),
         (min(path, generated),),
     )
 

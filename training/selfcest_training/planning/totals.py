@@ -15,7 +15,7 @@ class JobTotals:
     """Totals of one variant with one seed, without replays, refills, probes, faults and retries of the warm start.
 
     Attributes:
-        demonstrations: most tokens of the warm start with prompts, each trained on once.
+        demonstrations: most tokens of the warm start with prompts, each trained on once, but for the last draw's end.
         steps: steps of RL until it reaches the first of its bounds.
         ended_by: config key of that bound.
         sampled: generated tokens of RL.
