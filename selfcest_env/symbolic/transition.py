@@ -522,11 +522,11 @@ def _check_problems(rules: SymbolicRules, problems: object, batch: int) -> None:
     name = f"{type(task).__name__}.draw"
     if not isinstance(problems, ProblemBatch):
         raise TaskError(f"{name} returned {type(problems).__name__}; expected a ProblemBatch")
-    of_one_each = (batch,) if rules.forced_join_task is None else (batch, rules.num_targets)
+    targets_shape = (batch,) if rules.forced_join_task is None else (batch, rules.num_targets)
     drawn: tuple[tuple[str, object, tuple[int, ...]], ...] = (
         ("segments", problems.segments, (batch, task.max_length)),
         ("lengths", problems.lengths, (batch,)),
-        ("targets", problems.targets, of_one_each),
+        ("targets", problems.targets, targets_shape),
         ("facts", problems.facts, (batch, task.num_facts)),
     )
     for what, value, shape in drawn:

@@ -214,7 +214,7 @@ follows from them for a large model."""
 END = """`python -m studies claims` prints this page. CI repeats two runs of the credit map, one with counterfactual
 credit and one with everybody's return for everybody, and compares them with what is stored. [What a hostile reader
 would say](hostile.md) has the objections. No gain is claimed for a real model: on [SmolLM2-135M](smollm2.md)
-delegation has not paid yet."""
+delegation has not paid yet, and neither has it [in a novel](novels_results.md)."""
 
 
 STUDY = Study(page_file=DOCS / "claims.md", page=lambda: page(make_claims()))

@@ -72,6 +72,7 @@ RIVALS = {
     "memory_agent": "the memory",
     "bm25_sentences_one_hop": "the same clones on the sentences that a search finds",
     "bm25_read": "a reader of the parts that a search finds",
+    "full_reader_scaled_not_fine_tuned": "one reader of the whole text with a scaled window",
 }
 LEAST_CALLS = 0.9  # calls of a root for one story, below which a search is not judged
 RESAMPLES = 2000
