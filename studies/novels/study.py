@@ -307,6 +307,7 @@ def page(cells: Sequence[Cell], timed: Cell | None, tuning: Sequence[Cell]) -> s
             COST,
             _make_cost_table(cells),
             PROVENANCE,
+            _describe_compute(cells),
             _make_device_table(cells),
             provenance(cells),
         ]
@@ -363,6 +364,17 @@ def _describe_rival(cells: Sequence[Cell], strategy: str, name: str) -> str:
     if calls and mean(calls) < LEAST_CALLS:
         found = f"{found} {NO_CALL.format(calls=mean(calls))}"
     return found
+
+
+def _describe_compute(cells: Sequence[Cell]) -> str:
+    """Return a sentence on the compute of training of the rivals, as multiples of the clones'; "" without one."""
+    used = {arm: [cell["compute_tokens"] for cell in cells if cell["arm"] == arm] for arm in VARIANTS}
+    rivals = [
+        f"{mean(used[arm]) / mean(used['delegating']):.2f} for `{arm}`"
+        for arm in VARIANTS[1:]
+        if used[arm] and used["delegating"]
+    ]
+    return f"Training computed, in multiples of `delegating`, {' and '.join(rivals)}." if rivals else ""
 
 
 def _make_device_table(cells: Sequence[Cell]) -> str:
