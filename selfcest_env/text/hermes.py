@@ -23,9 +23,10 @@ from selfcest_env.types import (
 )
 
 # Servers whose template writes `<think>` into the prompt return a text that begins within the thought.
-THINKING = re.compile(r"\A[^<]*+(?:<(?!/?think>)[^<]*+)*+</think>(?=\s*+\S)|<think>.*?(?:</think>|\Z)", re.DOTALL)
+_REST_OF_THOUGHT = r"\A[^<]*+(?:<(?!/?think>)[^<]*+)*+</think>"
+THINKING = re.compile(_REST_OF_THOUGHT + r"(?=\s*+\S)|<think>.*?(?:</think>|\Z)", re.DOTALL)
 # A text that ends with its thought: what it drafted is no call. A last "Answer:" still counts, for there is no other.
-_ONLY_THOUGHT = re.compile(r"\A[^<]*+(?:<(?!/?think>)[^<]*+)*+</think>\s*+\Z")
+_ONLY_THOUGHT = re.compile(_REST_OF_THOUGHT + r"\s*+\Z")
 # Possessive quantifiers: without them, long white space before no marker would take quadratic time.
 _MARKERS = re.compile(
     r"<(?=\s*+(?:/\s*+)?(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"

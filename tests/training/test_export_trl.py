@@ -168,6 +168,23 @@ def test_trl_makes_our_run(
     assert rows[0]["ratio"] == pytest.approx(1, abs=1e-5), "the first step is on policy"
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"workers": 1, "cluster": {"rollout_workers": 2}},
+            "cluster is .*; set it to null: TRL's trainer has one process",
+        ),
+        ({f"{RL}__probes": 2}, r"rl\.probes is 2; set it to 0: TRL's trainer plays no probes"),
+        ({f"{RL}__sampled_tokens": 500}, r"rl\.sampled_tokens is 500; set it to null: TRL ends after rl\.steps"),
+    ],
+)
+def test_what_the_trainer_would_ignore_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    trainer = open_trainer(spec(tmp_path, **changes), "delegating", 0, tmp_path)
+    with pytest.raises(ConfigError, match=words), trainer:
+        pass
+
+
 def test_what_follows_from_the_rollouts_is_not_set_twice(
     tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def replay_without(
         must_sample = ~(is_recorded & repeats_recording[row, seat])
         if must_sample.any():
             sampled = act(torch.from_numpy(observations[must_sample]), torch.from_numpy(masks[must_sample]))
-            chosen[must_sample] = sampled.numpy()
+            chosen[must_sample] = np.asarray(sampled)
         actions = ready.action_masks.argmax(-1)  # the only legal action of agents without a choice
         actions[decides] = chosen
         kernel.step_ready(actions)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from selfcest_baselines.games import Games
 from selfcest_env.errors import PlugInError
 
-Act = Callable[[Tensor, Tensor], Tensor]  # observations [B, F] and masks [B, A] to actions [B]; B is at least 1
+# Observations [B, F] and masks [B, A] to actions [B]; B is at least 1.
+Act = Callable[[Tensor, Tensor], Tensor | NDArray[np.integer[Any]]]
 
 
 @dataclass(frozen=True)

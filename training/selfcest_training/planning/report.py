@@ -137,13 +137,13 @@ def _format_totals(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterat
         if job.steps:
             rl = f"{job.steps:,} steps of RL (until {job.ended_by}) that generate {_number(job.sampled)} tokens"
         yield f"  a job of variant {variant}: warm start on up to about {job.demonstrations:,} tokens, {rl}"
-        yield f"    compute (sampled + 3 x trained) at most about {_number(job.compute)} tokens"
+        yield f"    compute (sampled + 3 x trained) up to about {_number(job.compute)} tokens"
         yield f"    evaluation generates {_number(job.evaluated)} tokens"
     sampled = seeds * sum(job.sampled for job in jobs)
     compute = seeds * sum(job.compute for job in jobs)
     evaluated = seeds * sum(job.evaluated for job in jobs)
     yield f"  total: RL generates {_number(sampled)} tokens, the evaluation {_number(evaluated)}"
-    yield f"    compute at most about {_number(compute)} tokens"
+    yield f"    compute up to about {_number(compute)} tokens"
     yield "  not counted: replays, probes, refills, retries of the warm start"
     known_seconds = [job.seconds for job in jobs if job.seconds is not None]
     if len(known_seconds) < len(totals):
